@@ -310,7 +310,7 @@ def added(default: object) -> Any:
 
 
 def _as_before(config: object, prefix: str = "") -> Iterator[str]:
-    """Give the paths of fields that were added and have their defaults."""
+    """Return the paths of added fields that have their defaults."""
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):

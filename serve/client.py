@@ -1,4 +1,4 @@
-"""Ask a server from Python, with the standard library and NumPy alone.
+"""Client of a server, with the standard library and NumPy alone.
 
 client = Client("http://127.0.0.1:8000")
 actions = client.act("HalfCheetah", observations, seed=3)

@@ -25,13 +25,13 @@ def changed(base: str) -> list[str]:
     return [*git("diff", "--name-only", ancestor), *git("ls-files", "--others", "--exclude-standard")]
 
 
-def tests_of(paths: Iterable[str], root: Path = ROOT) -> list[str]:
+def files_testing(paths: Iterable[str], root: Path = ROOT) -> list[str]:
     """Return the test files of the files at `paths`, each once."""
-    found = {test for path in paths if path.endswith(".py") for test in _tests_of(Path(path), root)}
+    found = {test for path in paths if path.endswith(".py") for test in _named_for(Path(path), root)}
     return sorted(found | ({LEVELS} if found else set()))
 
 
-def _tests_of(path: Path, root: Path) -> Iterator[str]:
+def _named_for(path: Path, root: Path) -> Iterator[str]:
     if path.parts[0] == "tests":
         if path.name.startswith("test_") and (root / path).exists():
             yield path.as_posix()
@@ -46,4 +46,4 @@ def _tests_of(path: Path, root: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(tests_of(changed(sys.argv[1] if len(sys.argv) > 1 else "main"))))
+    print("\n".join(files_testing(changed(sys.argv[1] if len(sys.argv) > 1 else "main"))))

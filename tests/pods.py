@@ -98,7 +98,7 @@ class Pods:
         return image | file | kuberay | role
 
     def start(self, name, group, head="", **more):
-        """Start a pod; one of a worker waits for the head first, as KubeRay's init container does."""
+        """Start a pod; a worker's waits for the head first, by KubeRay's init container."""
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
         machine = self.machines.add(name)
@@ -109,7 +109,14 @@ class Pods:
         if head:
             line = f"until ray health-check --address {head}:6379 > /dev/null 2>&1; do sleep 5; done; {line}"
         with (self.machines.shared / f"{name}.log").open("w") as log:
-            machine.start(["bash", "-c", line], env, "/tmp/home", user=user, stdout=log, stderr=log)
+            machine.start(
+                ["bash", "-c", f"while true; do {line}; sleep 1; done"],
+                env,
+                "/tmp/home",
+                user=user,
+                stdout=log,
+                stderr=log,
+            )
         self.running[name] = (machine, env, user)
         return machine
 

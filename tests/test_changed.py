@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.changed import LEVELS, tests_of
+from tests.changed import LEVELS, files_testing
 
 
 @pytest.fixture
@@ -28,4 +28,4 @@ def tree(tmp_path):
     ],
 )
 def test_a_file_is_tested_by_the_file_of_its_name_or_by_its_room(tree, path, wanted):
-    assert tests_of([path], tree) == sorted([*wanted, *([LEVELS] if wanted else [])])
+    assert files_testing([path], tree) == sorted([*wanted, *([LEVELS] if wanted else [])])

@@ -163,7 +163,7 @@ def resources(
 
 
 def takes_resources(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of `resources`, except some, in place of its parameter `wanted`."""
+    """Add the options of `resources`, except some, to a command, which gets them as `wanted`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         options = [each for each in signature(resources, eval_str=True).parameters.values() if each.name not in without]

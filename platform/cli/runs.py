@@ -116,7 +116,7 @@ def runs(
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:
-    """List the runs on a storage: state, epochs, age, size, and what tells them apart from most.
+    """List the runs on a storage: state, epochs, age, size, and their differences from most.
 
     Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs --state failed --state stale`
     """
@@ -196,7 +196,7 @@ def unpack(
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:
-    """Take a bundle into a storage. Runs that are there already are kept; nothing in a bundle is run.
+    """Unpack a bundle into a storage. Existing runs are kept; nothing in a bundle is run.
 
     Example: `retable runs unpack rl.bundle`, then `retable report`, or `retable reproduce rl/figure1 --no-train`
     """

@@ -7,11 +7,11 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retable.platform.config import parent
 from retable.platform.console import ProgressBoard, console
-from retable.platform.execute.callback import FAILURE, LATE, TAKEN, RunProgress, TrialCallback
+from retable.platform.execute.callback import FAILURE, LATE, TAKEN, Report, RunProgress, Spec, TrialCallback
 from retable.platform.execute.datasets import DatasetCache
 from retable.platform.execute.post_training import After
 from retable.platform.execute.session import possible_resources
@@ -21,6 +21,9 @@ from retable.platform.spec.resources import Requirements, largest
 from retable.platform.store.lease import StaleLeaseWatcher
 from retable.platform.store.run import RunFolder
 from retable.platform.text import plural
+
+if TYPE_CHECKING:
+    from ray.tune.search import Searcher
 
 STACK = 128
 """Maximum members of a stack, unless the user sets one."""
@@ -107,13 +110,13 @@ class Scheduler:
     after: After | None = None
     shared: Shared = field(default_factory=dict)
     """Settings that all trainings share; names leave them out."""
-    ready: deque[dict[str, Any]] = field(default_factory=deque)
+    ready: deque[Spec] = field(default_factory=deque)
     """Specs of trials that may start."""
-    blocked: list[dict[str, Any]] = field(default_factory=list)
+    blocked: list[Spec] = field(default_factory=list)
     """Specs of trials whose parents or datasets are missing."""
     running: int = 0
     """Number of running trials."""
-    held_by_others: dict[str, tuple[dict[str, Any], StaleLeaseWatcher]] = field(default_factory=dict)
+    held_by_others: dict[str, tuple[Spec, StaleLeaseWatcher]] = field(default_factory=dict)
     """Runs that other commands own: path -> the spec that resumes each if its lease becomes stale."""
     polled: float = 0.0
     groups: int = 0
@@ -131,7 +134,7 @@ class Scheduler:
         self.datasets.reserve(self.where(spec) for spec in self.blocked for _ in spec["members"])
         self.release_ready()
 
-    def trainings(self, spec: Mapping[str, Any]) -> list[Training]:
+    def trainings(self, spec: Spec) -> list[Training]:
         """Return the trainings of a trial."""
         return [self.stacks[spec["job"]][member] for member in spec["members"]]
 
@@ -174,7 +177,7 @@ class Scheduler:
         before = parent(training.config)
         return RunFolder.of(self.launch.storage, training.task, before).path if before is not None else ""
 
-    def next(self) -> dict[str, Any] | None:
+    def next(self) -> Spec | None:
         """Return the spec of the next trial that may start now, or None."""
         self.poll()
         if self.launch.resources.late:
@@ -198,7 +201,7 @@ class Scheduler:
         for waiting in (self.ready, self.blocked, self.held_by_others):
             waiting.clear()
 
-    def needs(self, spec: Mapping[str, Any]) -> Requirements:
+    def needs(self, spec: Spec) -> Requirements:
         """Return the resources of a trial."""
         job: Job = self.launch.jobs[spec["job"]]
         return job.needs
@@ -224,7 +227,7 @@ class Scheduler:
                 del self.held_by_others[path]
                 self.enqueue({**spec, "dead": [number]})  # the trial finds a finished run done
 
-    def on_trial_end(self, spec: Mapping[str, Any], last: Mapping[str, Any]) -> None:
+    def on_trial_end(self, spec: Spec, last: Report) -> None:
         """Release what depends on a trial that ended; train the members of a failed stack one by one."""
         self.running -= 1
         self.groups -= self.needs(spec).workers > 1
@@ -253,16 +256,16 @@ class Scheduler:
         self.datasets.release(self.where(spec), over)
         self.release_ready()
 
-    def searcher(self) -> Any:
+    def searcher(self) -> Searcher:
         """Return the Tune searcher that serves as the queue of trials."""
-        from ray.tune.search import Searcher
+        from ray.tune import search
 
         flow = self
 
-        class Queue(Searcher):
-            def __reduce__(self) -> Any:
+        class TuneQueue(search.Searcher):
+            def __reduce__(self) -> tuple[type, tuple[()]]:
                 """Pickle the base class: Ray writes searchers beside its state, and a terminal cannot be pickled."""
-                return Searcher, ()
+                return search.Searcher, ()
 
             def set_search_properties(
                 self, metric: str | None, mode: str | None, config: object, **spec: object
@@ -281,4 +284,4 @@ class Scheduler:
             def restore(self, checkpoint_path: str) -> None:
                 """Go on from nothing."""
 
-        return Queue()
+        return TuneQueue()

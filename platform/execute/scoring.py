@@ -259,7 +259,7 @@ def failed(folder: RunFolder, view: View, error: Exception) -> str:
 
 
 def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder) -> str | None:
-    """Do all that one view of a finished run needs, here and now; return why it failed, or None."""
+    """Predict and score one view of a finished run in this process; return why it failed, or None."""
     failures = [predict_one(task.name, config, read, folder, joined=False) for read in task.reads(view)]
     return score_one(task.name, config, view, folder, *failures)
 
@@ -343,7 +343,7 @@ def _current_node() -> str:
 def measure_one(
     row: Measurement, config: Config, storage: Storage, stem: str, data: str = "", measured_on: str = ""
 ) -> str | None:
-    """Take one measurement and keep it, named by the device it was taken on; `data`: the data set that it reads."""
+    """Take one measurement and write it, named by its device; `data`: the dataset that it reads."""
     try:
         given = dict(row.arguments)
         if row.reads_data:

@@ -17,7 +17,7 @@ from typing import Any
 from retable.platform.config import Config, View, describe, flatten, override, parent
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, nearest
-from retable.platform.execute.callback import FAILURE, RunProgress, TrialCallback
+from retable.platform.execute.callback import FAILURE, Report, RunProgress, Spec, TrialCallback
 from retable.platform.execute.datasets import DatasetCache
 from retable.platform.execute.run import execute, prepare_data
 from retable.platform.execute.scheduler import POLL_SECONDS
@@ -102,7 +102,7 @@ class SweepLaunch(Launch):
     points: Sequence[Mapping[str, object]] = ()
     """Points that trials name by number; the others draw theirs."""
 
-    def point(self, spec: Mapping[str, Any]) -> dict[str, object]:
+    def point(self, spec: Spec) -> dict[str, object]:
         """Return the point that a trial's spec names or is."""
         point = self.points[spec["point"]] if self.points else spec
         return {path: plain(value) for path, value in point.items()}
@@ -185,7 +185,7 @@ def measured(folder: RunFolder, view: View) -> dict[str, Any]:
     return {**result["metrics"], **scores["metrics"], "epoch": folder.history()[-1]["epoch"]}
 
 
-def note_value(point: Point, sweep: Sweep, last: Mapping[str, Any]) -> None:
+def note_value(point: Point, sweep: Sweep, last: Report) -> None:
     """Set a point's value from its metrics; None if the run diverged or the value is not finite."""
     result, metric = sweep.folder(point.overrides).result() or {}, sweep.space.metric
     diverged, value = result.get("diverged"), last.get(metric)

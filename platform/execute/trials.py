@@ -20,7 +20,7 @@ from retable.platform import ray_compat
 from retable.platform.config import Config, override
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line, traceback_carried
 from retable.platform.execute import preemption
-from retable.platform.execute.callback import FAILURE, LATE, TAKEN, TrialCallback
+from retable.platform.execute.callback import FAILURE, LATE, TAKEN, Spec, TrialCallback
 from retable.platform.execute.session import (
     check_node,
     check_room,
@@ -229,7 +229,7 @@ def require(metric: str, metrics: Mapping[str, object]) -> None:
         raise UserError(f"no metric {metric!r} was taken{nearest(metric, metrics)}")
 
 
-def trial(spec: Mapping[str, Any], launch: Launch) -> None:
+def trial(spec: Spec, launch: Launch) -> None:
     """Train the job that `spec` names by number, or those of its members that it names."""
     from ray import tune
 
@@ -483,7 +483,7 @@ def fit(
     trainable_space: Mapping[str, Any],
     launch: Launch,
     watch: TrialCallback,
-    needs: Callable[[Mapping[str, Any]], Requirements],
+    needs: Callable[[Spec], Requirements],
     trainable: Callable[..., None] = trial,
     reuse: bool = True,
     **tune_config: Any,
@@ -504,8 +504,8 @@ def fit(
     launch = dataclasses.replace(launch, scratch=f".ray/{uuid.uuid4().hex[:12]}")
     ray_compat.mix_in(trainable, preemption.SigtermMixin)
 
-    def request(spec: Mapping[str, Any]) -> Any:
-        """Say what a trial asks for, by what there is now: Tune asks when it makes the trial."""
+    def request(spec: Spec) -> Any:
+        """Return a trial's resource request for the current cluster: Tune asks when it makes the trial."""
         return tune.PlacementGroupFactory([{k: v for k, v in tune_request(needs(spec)).items() if v}])
 
     try:

@@ -43,7 +43,7 @@ class Choice:
     """Whether its data are real."""
 
     def line(self) -> str:
-        """Say it in one line."""
+        """Return the choice as one line."""
         data = "real" if self.real else "generated"
         of = f"the best of {self.among}" if self.among > 1 else "the only one"
         if self.value is None:

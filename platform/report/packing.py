@@ -360,7 +360,7 @@ class Packer:
 
 
 def unpack(file: Path, storage: Storage) -> Unpacked:
-    """Take a bundle into a storage. All of it is verified before anything is written.
+    """Unpack a bundle into a storage. All of it is verified before anything is written.
 
     Raises:
         UserError: if the file is damaged or no bundle, or the storage cannot be written.

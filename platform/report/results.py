@@ -412,7 +412,7 @@ def _full(task: Task, name: str) -> dict[str, float]:
 
 
 def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]:
-    """Return what is told of each run behind a number, each once."""
+    """Return the facts about each run behind a number, each once."""
     states = {}
     for replicate in (each for rows in results.replicates.values() for each in rows):
         for config in [replicate.config] if replicate.config is not None else []:
@@ -431,7 +431,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]
 
 
 def adopted(task: Task, results: Results, runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Say which rows show weights that others trained; empty where none does."""
+    """Return which rows show weights that others trained, in words; empty if none does."""
     others = {digits for digits, run in runs.items() if "adopted" in run["provenance"]}
     if not others:
         return ""

@@ -85,7 +85,7 @@ class Space:
         return self._draw(self.samples or SAMPLES) if self.search == "random" else []
 
     def searcher(self, **known: object) -> Any:
-        """Return a new searcher of Ray Tune; `known` is what it is told, as far as it listens.
+        """Return a new searcher of Ray Tune; `known`: its keyword arguments, of which it gets those that it accepts.
 
         Raises:
             UserError: if its package is not installed, or it cannot search these domains.

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import requests
 
@@ -25,7 +25,8 @@ from retable.platform.errors import UserError, disk_errors, nearest, one_line
 from retable.platform.store.storage import Storage
 from retable.platform.text import size
 
-CHUNK = 1 << 20
+CHUNK = 1 << 16
+"""Bytes that are written at once; a broken connection loses less than these."""
 TIMEOUT = (15, 60)
 """Seconds to connect, and between two pieces of an answer."""
 TRIES = 5
@@ -197,6 +198,8 @@ def listed(hub: Hub, session: requests.Session, mirror: str) -> list[Remote]:
                 raise UserError(f"{url}: {one_line(error)}; try again later, or give a --mirror") from error
             for entry in entries:
                 if entry["type"] == "file":
+                    if PurePosixPath(entry["path"]).is_absolute() or ".." in PurePosixPath(entry["path"]).parts:
+                        raise UserError(f"{url}: lists {entry['path']!r}, which would leave the folder")
                     digest = f"sha256:{entry['lfs']['oid']}" if entry.get("lfs") else ""
                     address = f"{HUB}/datasets/{hub.repo}/resolve/{hub.revision}/{entry['path']}"
                     found.append(Remote(address, entry["path"], entry["size"], digest))
@@ -207,7 +210,7 @@ def listed(hub: Hub, session: requests.Session, mirror: str) -> list[Remote]:
 
 
 def check_space(folder: Path, files: Sequence[Remote]) -> None:
-    """Raise where the disk does not hold files and what the largest archive unpacks to.
+    """Raise where the disk does not hold files and what archives among them unpack to, about as much again.
 
     Raises:
         UserError: then, with both numbers.
@@ -403,5 +406,5 @@ def refuse_bomb(archive: Path, unpacked: int, packed: int) -> None:
     Raises:
         UserError: then.
     """
-    if unpacked > EXPANSION * max(packed, CHUNK):
+    if unpacked > EXPANSION * max(packed, 1 << 20):
         raise UserError(f"{archive}: unpacks to {size(unpacked)}, from {size(packed)}; it is not the published file")

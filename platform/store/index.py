@@ -78,7 +78,7 @@ class Index:
 
 
 def _line_of(entry: Entry) -> bytes:
-    """Return an entry's line, empty where the storage tells no times: nothing could be trusted then."""
+    """Return an entry's line; empty if the storage reports no times, as no stamp could be trusted."""
     times = [known[1] for known in entry["files"].values()]
     if not times or not all(isinstance(moment, int) and moment > 0 for moment in times):
         return b""

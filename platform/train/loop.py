@@ -74,7 +74,7 @@ class CheckpointClock:
     cost: float = 0.0
 
     def due(self, step: int, worker: Worker) -> bool:
-        """Say, alike on every rank, whether a checkpoint is due after this step of the epoch."""
+        """Return whether a checkpoint is due after this step of the epoch, the same on every rank."""
         if self.every and step % self.every == 0:
             return True
         now = not self.every and time.monotonic() - self.saved >= max(SECONDS, SHARE * self.cost)
@@ -257,7 +257,7 @@ def summarise(progress: Progress, worker: Worker, validation: Sequence[Mapping[s
 
 
 def broken(weights: Mapping[str, Tensor]) -> str:
-    """Say which weights are not finite; empty where all are."""
+    """Return which weights are not finite, in words; empty if all are finite."""
     return next((f"{name} is not finite" for name, tensor in weights.items() if not tensor.isfinite().all()), "")
 
 

@@ -61,7 +61,7 @@ class Ingress:
         self.metrics.serve(models)
 
     async def drain(self, seconds: float) -> int:
-        """Take no more requests, and wait so long for those that were begun; return how many are left."""
+        """Refuse new requests, and wait for the open ones; return how many are left."""
         self.gate.closing = True
         end = time.monotonic() + seconds
         while self.gate.busy and time.monotonic() < end:
@@ -70,7 +70,7 @@ class Ingress:
         return self.gate.busy
 
     async def ask(self, task: str, method: str, *arguments: object) -> Reply | Problem:
-        """Ask a deployment; again where its replica died; never for longer than the limit.
+        """Call a deployment; retry if its replica died; never longer than the limit.
 
         Raises:
             Problem: where it has too much to do, or does not come back.

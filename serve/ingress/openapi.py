@@ -84,7 +84,7 @@ ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def describe(app: FastAPI, models: Sequence[Model]) -> None:
-    """Let an application's OpenAPI document say what is answered, what problems look like, and what may be asked."""
+    """Complete an application's OpenAPI document: responses, problems, and examples."""
     plain = app.openapi
 
     def document() -> dict[str, Any]:
