@@ -108,15 +108,9 @@ class Pods:
         line = start_line(group, head)
         if head:
             line = f"until ray health-check --address {head}:6379 > /dev/null 2>&1; do sleep 5; done; {line}"
+        line = f"while true; do {line}; sleep 1; done"  # restartPolicy: Always
         with (self.machines.shared / f"{name}.log").open("w") as log:
-            machine.start(
-                ["bash", "-c", f"while true; do {line}; sleep 1; done"],
-                env,
-                "/tmp/home",
-                user=user,
-                stdout=log,
-                stderr=log,
-            )
+            machine.start(["bash", "-c", line], env, "/tmp/home", user=user, stdout=log, stderr=log)
         self.running[name] = (machine, env, user)
         return machine
 
