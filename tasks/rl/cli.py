@@ -85,7 +85,7 @@ def fetch(
     from retable.platform.text import seconds_of
     from retable.tasks.rl import data
     from retable.tasks.rl.recordings.d4rl import published as d4rl
-    from retable.tasks.rl.recordings.minari import import_minari
+    from retable.tasks.rl.tools.minari import import_minari
 
     published = {**d4rl(), **download.read_published(SOURCES)}
     if not names:
