@@ -23,6 +23,7 @@ BENCHMARKS = (
     "rl_update",
     "run_overhead",
     "scaling",
+    "serve_chaos",
     "serve_crowd",
     "serve_faults",
     "serve_fuzz",

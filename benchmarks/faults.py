@@ -1,4 +1,7 @@
-"""What goes wrong on clusters (`tests/platform/execute/test_faults.py`): what survived, and what it cost."""
+"""What goes wrong on clusters: whether the work ended as if nothing had happened, and what it cost.
+
+`python -m benchmarks faults` runs the tests and writes their figures into the table of `docs/reliability.md`.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +13,46 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1] / "tests/platform/execute/test_faults.py"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
+PLATFORM = "tests/platform/execute"
+TESTS = (
+    f"{PLATFORM}/test_faults.py",
+    f"{PLATFORM}/test_preemption.py",
+    f"{PLATFORM}/test_hung.py",
+    "tests/test_slurm.py::test_a_preempted_job_goes_on_from_its_checkpoint",
+)
+HEAD = "| fault | survived | steps done twice, at most | seconds until it went on | attempts |\n|---|---|---|---|---|\n"
 
 
 def measure() -> dict[str, Any]:
-    """Run the tests of faults; return of each whether the work ended as if nothing had been, and what it cost."""
+    """Run the tests of faults; return what each fault cost, and write the table."""
     with tempfile.TemporaryDirectory() as folder:
-        record, report = Path(folder, "told.jsonl"), Path(folder, "report.xml")
-        words = [sys.executable, "-m", "pytest", "-q", "-n", "0", f"--junitxml={report}", str(TESTS)]
-        ended = subprocess.run(words, env={**os.environ, "RETABLE_FAULTS": str(record)}, capture_output=True, text=True)
+        record, report = Path(folder, "record.jsonl"), Path(folder, "report.xml")
+        words = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow", f"--junitxml={report}", *TESTS]
+        more = {**os.environ, "RETABLE_FAULTS": str(record)}
+        ended = subprocess.run(words, env=more, cwd=ROOT, capture_output=True, text=True)
         results: dict[str, Any] = {}
         for fact in map(json.loads, record.read_text().splitlines()):
             name = fact.pop("fault", fact["test"])
             results |= {f"{name}: {key}": value for key, value in fact.items() if key != "test"}
-        return {"ended": ended.stdout.strip().splitlines()[-1], **results}
+    PAGE.write_text(with_table(PAGE.read_text(), results))
+    return {"ended": ended.stdout.strip().splitlines()[-1], **results}
+
+
+def with_table(page: str, result: dict[str, Any]) -> str:
+    """Return a page with its table replaced by the one of these figures."""
+    before, _, rest = page.partition(HEAD)
+    after = rest.partition("\n\n")[2]
+    return f"{before}{table(result)}\n\n{after}"
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return the figures as the table of `docs/reliability.md`."""
-    names = dict.fromkeys(key.split(": ")[0] for key in result if ": " in key)
-    lines = [
-        "| fault | survived | steps done twice, at most | seconds until it went on | attempts |",
-        "|---|---|---|---|---|",
-    ]
-    for name in names:
+    """Return the figures as a table of Markdown."""
+    lines = []
+    for name in dict.fromkeys(key.split(": ")[0] for key in result if ": " in key):
         keys = ("survived", "steps_lost", "seconds", "attempts")
         cells = [result.get(f"{name}: {key}", "") for key in keys]
         shown = [f"{cell:.0f}" if isinstance(cell, float) else str(cell) for cell in cells]
         lines.append("| " + " | ".join([name, *shown]) + " |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(table(json.loads((Path(__file__).parent / "results" / "faults.json").read_text())["result"]))
+    return HEAD + "\n".join(lines)

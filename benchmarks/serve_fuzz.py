@@ -1,15 +1,19 @@
-"""Serving what nobody should send: Schemathesis on the OpenAPI document, and broken files; what the server lets happen.
+"""Serving what nobody should send: Schemathesis on the whole API, and broken files; what the server lets happen.
 
-Needs `pip install schemathesis`.
+Needs `pip install schemathesis`. Schemathesis sends for ten minutes, or `RETABLE_FUZZ_MINUTES`.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
+import os
 import random
+import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -19,8 +23,9 @@ import numpy as np
 from benchmarks import serving
 from retable.serve.client import Answer, Client
 
-EXAMPLES = 400
-"""Requests for each endpoint that Schemathesis makes up."""
+MINUTES = 10.0
+ROUND = 25
+"""Requests that Schemathesis makes up for each endpoint and mode in a turn; then it starts again with another seed."""
 BINARY = (
     *("image/jpeg", "image/png", "image/webp", "audio/wav", "audio/flac", "audio/ogg", "audio/mpeg", "video/mp4"),
     *("video/webm", "video/quicktime", "application/x-hdf5", "application/x-npz", "application/octet-stream"),
@@ -30,29 +35,49 @@ BROKEN = 400
 """Broken files for each endpoint that takes files."""
 
 
+@dataclass
+class Seen:
+    """What came back."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, str] = field(default_factory=dict)
+    """Endpoint and kind of fault -> the first of them."""
+
+    def note(self, place: str, answer: Answer, denied: str = "") -> None:
+        """Count an answer, and keep what it should never be: an error of the server, a leak, what the schema denies."""
+        self.counts[f"status_{answer.status}"] += 1
+        leaked = serving.problems(answer.body) if answer.status >= 400 else ""
+        # 503 with Retry-After is an answer: too much at once. 501 says what this machine lacks.
+        refused = answer.status == 501 or (answer.status == 503 and "retry-after" in answer.headers)
+        if answer.status >= 500 and not refused:
+            denied = denied or f"{answer.body[:200]!r}"
+            self.faults.setdefault(f"{place}: {answer.status}", denied)
+        if leaked:
+            self.faults.setdefault(f"{place}: leaks {leaked!r}", f"{answer.body[:200]!r}")
+        if denied:
+            self.faults.setdefault(f"{place}: {answer.status} is not as documented", denied)
+
+
 def measure() -> dict[str, Any]:
     """Return how many requests were sent, what came back, and what should never have."""
+    minutes = float(os.environ.get("RETABLE_FUZZ_MINUTES", MINUTES))
     with serving.served("--zoo") as server:
         for call in serving.calls(server.client).values():
             call(0)
         before = server.replicas
         present = set(files(server.folder))
-        problems: Counter[str] = Counter()
-        bad: list[str] = []
-        for place, answer in requests(server.client):
-            problems[f"status_{answer.status}"] += 1
-            leaked = serving.problems(answer.body) if answer.status >= 400 else ""
-            # 503 with Retry-After is an answer: too much at once. 501 says what this machine lacks.
-            if answer.status >= 500 and not (answer.status == 503 and "retry-after" in answer.headers):
-                bad.append(f"{place}: {answer.status} {answer.body[:200]!r}")
-            if leaked:
-                bad.append(f"{place}: leaks {leaked!r}")
+        seen = Seen()
+        made_up(server.client, minutes, seen)
+        generated = seen.counts.total()
+        broken(server.client, seen)
         left = [str(path.relative_to(server.folder)) for path in sorted(set(files(server.folder)) - present)]
         return {
-            "requests": sum(problems.values()),
-            **dict(sorted(problems.items())),
-            "faults": len(bad),
-            "first_faults": bad[:10],
+            "minutes": minutes,
+            "generated": generated,
+            "broken_files": seen.counts.total() - generated,
+            **dict(sorted(seen.counts.items())),
+            "faults": len(seen.faults),
+            "first_faults": seen.faults,
             "files_left": left[:10],
             "replicas_restarted": sum(
                 len(set(pids) - set(server.replicas.get(name, []))) for name, pids in before.items()
@@ -67,51 +92,58 @@ def files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def requests(client: Client) -> Iterator[tuple[str, Answer]]:
-    """Yield requests by name, and their answers."""
-    yield from made_up(client)
-    yield from broken(client)
-
-
-def made_up(client: Client) -> Iterator[tuple[str, Answer]]:
-    """Yield what Schemathesis sends to each endpoint, right and wrong."""
+def made_up(client: Client, minutes: float, seen: Seen) -> None:
+    """Let Schemathesis send to each endpoint, right and wrong, again and again with other seeds."""
     import schemathesis
-    from hypothesis import HealthCheck, Phase, given, settings, strategies
+    from hypothesis import HealthCheck, Phase, given, seed, settings, strategies
     from hypothesis.errors import Unsatisfiable
     from schemathesis import GenerationMode
 
     bodies = strategies.sampled_from(sorted(corpus().values())) | strategies.binary(max_size=2000)
     for kind in BINARY:
         schemathesis.openapi.media_type(kind, bodies)
-    how: dict[str, Any] = {"max_examples": EXAMPLES // 2, "deadline": None, "database": None, "derandomize": True}
+    how: dict[str, Any] = {"max_examples": ROUND, "deadline": None, "database": None}
     how |= {"suppress_health_check": list(HealthCheck), "phases": [Phase.generate]}
     schema = schemathesis.openapi.from_url(f"{client.url}/openapi.json")
-    for result in schema.get_all_operations():
-        operation = result.ok()
-        name = f"{operation.method.upper()} {operation.path}"
-        for mode in GenerationMode:
-            answers: list[Answer] = []
-            strategy = operation.as_strategy(generation_mode=mode)
+    operations = [result.ok() for result in schema.get_all_operations()]
+    end = time.monotonic() + 60 * minutes
+    for turn in itertools.count():
+        for operation, mode in itertools.product(operations, GenerationMode):
+            if time.monotonic() > end:
+                return
+            send = sender(f"{operation.method.upper()} {operation.path}", seen)
             try:
-                settings(**how)(given(strategy)(sender(answers)))()
+                seed(turn)(settings(**how)(given(operation.as_strategy(generation_mode=mode))(send)))()
             except (Unsatisfiable, SkipTest):  # nothing to make up: no parameters and no body that can be wrong
                 pass
-            yield from ((name, answer) for answer in answers)
 
 
-def sender(answers: list[Answer]) -> Callable[[Any], None]:
-    """Return what sends a request that was made up, and keeps what came back."""
+def sender(place: str, seen: Seen) -> Callable[[Any], None]:
+    """Return what sends a request that was made up, and notes what came back and whether the document allows it."""
+    from schemathesis.core.failures import FailureGroup
+    from schemathesis.specs.openapi import checks
+
+    conforms = [
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_headers_conformance,
+        checks.response_schema_conformance,
+    ]
 
     def send(case: Any) -> None:
-        got = case.call(timeout=150)
+        got, denied = case.call(timeout=150), ""
+        try:
+            case.validate_response(got, checks=conforms)
+        except FailureGroup as group:
+            denied = "; ".join(f"{failure.title}: {failure.message}"[:300] for failure in group.exceptions)
         headers = {key.lower(): value[0] for key, value in got.headers.items()}
-        answers.append(Answer(got.status_code, got.content, headers))
+        seen.note(place, Answer(got.status_code, got.content, headers), denied)
 
     return send
 
 
-def broken(client: Client) -> Iterator[tuple[str, Answer]]:
-    """Yield what is done with files that are cut, changed, foreign, empty and huge by their headers."""
+def broken(client: Client, seen: Seen) -> None:
+    """Send files that are cut, changed, foreign, empty and huge by their headers."""
     draw = random.Random(0)
     models = {model["task"]: model for model in client.models()}
     places = {
@@ -128,7 +160,7 @@ def broken(client: Client) -> Iterator[tuple[str, Answer]]:
             kind = draw.choice(sorted(inputs))
             body = damaged(inputs[kind], draw)
             answer = once._once("POST", path + "?" + "&".join(f"{k}={v}" for k, v in query.items()), body, {})
-            yield f"{task} {kind}", answer
+            seen.note(f"{task} {kind}", answer)
 
 
 def damaged(data: bytes, draw: random.Random) -> bytes:

@@ -6,12 +6,13 @@ import json
 import zipfile
 
 import pytest
+import requests
 from PIL import Image
 from typer.testing import CliRunner
 
 from retable.platform.cli import app as cli
 from retable.platform.errors import UserError
-from retable.platform.store.download import read_published
+from retable.platform.store.download import Hub, listed, read_published
 from retable.platform.store.storage import Storage
 from retable.tasks.audio import data_cli as audio
 from retable.tasks.rl.recordings import d4rl
@@ -115,6 +116,15 @@ def test_recordings_of_zenodo_and_the_hub_become_a_data_set(retable, server, tmp
     info = Storage.open(tmp_path / "results/data/audio/dcase2023").read_json("dataset.json")
     assert done.exit_code == 0, done.exception
     assert info["rows"]["validation"] == info["rows"]["test"] == 2 and info["rows"]["training"] > 3
+
+
+@pytest.mark.parametrize("path", ["../outside", "/outside", "a/../../outside"])
+def test_a_listing_cannot_name_a_file_outside_the_folder(path, server, tmp_path):
+    entry = {"type": "file", "path": path, "size": 1, "oid": "1"}
+    server.content[f"{HUB}/api/datasets/c/W/tree/v1/f?recursive=true"] = json.dumps([entry]).encode()
+    server.content[f"{HUB}/datasets/c/W/resolve/v1/{path}"] = b"x"
+    with pytest.raises(UserError, match="would leave the folder"):
+        listed(Hub("c/W", "v1", ["f"]), requests.Session(), server.address)
 
 
 def test_what_needs_a_login_is_not_asked_for(retable, server):

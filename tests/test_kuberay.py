@@ -40,7 +40,6 @@ CONTAINER = fields(
     image=TEXT,
     env=every(fields(("name", "value"), name=TEXT, value=TEXT)),
     securityContext=SECURITY,
-    readinessProbe=fields(httpGet=fields(path=TEXT, port=COUNT)),
     resources=fields(("limits", "requests"), limits=TEXTS, requests=TEXTS),
 )
 POD = fields(
@@ -178,16 +177,57 @@ def test_the_image_is_of_the_locks_python_not_root_and_holds_what_runs():
     assert all((ROOT / name).exists() for name in sent)
 
 
-def test_the_network_policy_is_of_every_pod_and_lets_nobody_else_in(written):
-    account, policy = yaml.safe_load_all((FOLDER / "common.yaml").read_text())
-    chosen = policy["spec"]["podSelector"]["matchLabels"]
-    for pod in pods_of(written):
-        assert chosen.items() <= pod["metadata"]["labels"].items()
-        assert pod["spec"]["serviceAccountName"] == account["metadata"]["name"]
-    ours, operator = policy["spec"]["ingress"]
+def selects(selector, labels):
+    """Whether Kubernetes' selector chooses something with these labels; an empty one chooses all."""
+    assert selector.keys() <= {"matchLabels"}
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
+def lets_in(policy, source, port):
+    """Whether a policy lets a pod in: `source` has the labels of its namespace and its own, `()`: no pod, an address.
+
+    A rule without `ports` is for all; a peer without `namespaceSelector` is of the policy's own namespace.
+    """
     assert policy["spec"]["policyTypes"] == ["Ingress"]
-    assert ours == {"from": [{"podSelector": {"matchLabels": chosen}}]}
-    assert [port["port"] for port in operator["ports"]] == [8265, 8000]
+    for rule in policy["spec"]["ingress"]:
+        assert rule.keys() <= {"from", "ports"} and rule["from"]
+        if port not in [each["port"] for each in rule.get("ports", [{"port": port}])]:
+            continue
+        for peer in rule["from"] if source else ():
+            assert peer.keys() <= {"podSelector", "namespaceSelector"} and "podSelector" in peer
+            namespace, labels = source
+            own = peer.get("namespaceSelector", {"matchLabels": OWN})
+            if selects(own, namespace) and selects(peer["podSelector"], labels):
+                return True
+    return False
+
+
+OWN = {"kubernetes.io/metadata.name": "default"}
+NAME = "app.kubernetes.io/name"
+PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "server": 8000, "metrics": 8080, "agent": 52365}
+WHO = {
+    "a pod of Ray": ((OWN, {NAME: "retable"}), set(PORTS)),
+    "the operator": (({}, {NAME: "kuberay-operator"}), {"dashboard", "server"}),
+    "an Ingress": (({"kubernetes.io/metadata.name": "ingress-nginx"}, {NAME: "ingress-nginx"}), {"server"}),
+    "who calls itself an Ingress": ((OWN, {NAME: "ingress-nginx"}), set()),
+    "a neighbour": ((OWN, {NAME: "web"}), set()),
+    "a namesake elsewhere": (({"kubernetes.io/metadata.name": "other"}, {NAME: "retable"}), set()),
+    "an address of no pod": ((), set()),
+}
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_the_network_policy_says_who_reaches_which_port(who):
+    _, policy = yaml.safe_load_all((FOLDER / "common.yaml").read_text())
+    source, wanted = WHO[who]
+    assert {name for name, port in PORTS.items() if lets_in(policy, source, port)} == wanted
+
+
+def test_the_network_policy_is_of_every_pod(written):
+    account, policy = yaml.safe_load_all((FOLDER / "common.yaml").read_text())
+    for pod in pods_of(written):
+        assert selects(policy["spec"]["podSelector"], pod["metadata"]["labels"])
+        assert pod["spec"]["serviceAccountName"] == account["metadata"]["name"]
     assert "serviceType" not in str(written), "no load balancer, no port of a node"
 
 
@@ -211,8 +251,9 @@ def test_the_service_is_the_servers_own_config_on_a_shared_storage_with_a_token(
     Arguments.model_validate(arguments | {"token_sha256": "0" * 64})
     assert arguments.pop("token_sha256") == "DIGEST" and arguments.pop("storage") == "s3://BUCKET/retable"
     assert served["http_options"].pop("host") == "0.0.0.0", "KubeRay asks the pod whether it lives"
+    assert served.pop("proxy_location") == "EveryNode", "KubeRay's service sends requests to workers, too"
     ours = yaml.safe_load((ROOT / "serve" / "config.yaml").read_text())
-    assert ours["http_options"].pop("host") == "127.0.0.1"
+    assert ours["http_options"].pop("host") == "127.0.0.1" and ours.pop("proxy_location") == "HeadOnly"
     assert ours["applications"][0]["args"].pop("storage") == "results"
     assert served == ours
 

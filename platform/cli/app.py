@@ -163,7 +163,7 @@ def resources(
 
 
 def takes_resources(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of `resources`, except some, in place of its parameter `wanted`."""
+    """Add the options of `resources`, except some, to a command, which gets them as `wanted`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         options = [each for each in signature(resources, eval_str=True).parameters.values() if each.name not in without]
@@ -173,7 +173,7 @@ def takes_resources(*without: str) -> Callable[[Callable[..., None]], Callable[.
         parameters = [*own[:at], *options, *own[at + 1 :]]
         shown = Signature(parameters)
 
-        def run(*values: Any, **named: Any) -> None:
+        def run(*values: object, **named: object) -> None:
             bound = shown.bind(*values, **named)
             bound.apply_defaults()
             given = bound.arguments
@@ -778,7 +778,7 @@ def _catalogued(name: str) -> Mapping[str, Any]:
     """Return what the catalogue has of a task."""
     from retable.platform.cli.catalogue import catalogue
 
-    found: Mapping[str, Any] = catalogue()["tasks"][name]
+    found: Mapping[str, object] = catalogue()["tasks"][name]
     return found
 
 

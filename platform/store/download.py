@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import requests
 
@@ -198,6 +198,8 @@ def listed(hub: Hub, session: requests.Session, mirror: str) -> list[Remote]:
                 raise UserError(f"{url}: {one_line(error)}; try again later, or give a --mirror") from error
             for entry in entries:
                 if entry["type"] == "file":
+                    if PurePosixPath(entry["path"]).is_absolute() or ".." in PurePosixPath(entry["path"]).parts:
+                        raise UserError(f"{url}: lists {entry['path']!r}, which would leave the folder")
                     digest = f"sha256:{entry['lfs']['oid']}" if entry.get("lfs") else ""
                     address = f"{HUB}/datasets/{hub.repo}/resolve/{hub.revision}/{entry['path']}"
                     found.append(Remote(address, entry["path"], entry["size"], digest))

@@ -1,11 +1,13 @@
 """Uploaded recordings: checks, storage, and the index that finds them.
 
 They lie in `<storage>/served/audio/recordings`, each under its SHA-256 beside a file with the name that it was sent
-with. A server that was given no index searches this folder, and starts it with the recordings that come with the task.
+with. A server that was given no index searches this folder, and starts it with the recordings that come with the task;
+where the storage is a bucket, it searches these alone.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import re
@@ -36,9 +38,16 @@ STARTING = 300.0
 def own_index(embedder: Embedder, storage: Storage) -> Path:
     """Return the index of the folder that recordings are kept in, made or brought up to date: one for each model.
 
+    Where the storage is a bucket, none are kept: the index is of those that come with the task, and of this process.
+
     Raises:
-        UserError: where the storage is no folder of this machine, or the index cannot be made.
+        UserError: where the index cannot be made.
     """
+    if not storage.is_local:
+        out = Path(tempfile.mkdtemp(prefix="retable-index-"))
+        atexit.register(shutil.rmtree, out, ignore_errors=True)
+        update(SHIPPED, out, embedder)
+        return out
     folder = folder_of(storage)
     folder.mkdir(parents=True, exist_ok=True)
     for file in sorted(SHIPPED.glob("*.ogg")):
@@ -58,7 +67,7 @@ def folder_of(storage: Storage) -> Path:
         UserError: where the storage is no folder of this machine.
     """
     if not storage.is_local:
-        raise UserError("audio: recordings are kept in a folder, and the storage is none; name an index with --index")
+        raise UserError("audio: recordings are kept in a folder, and the storage is none")
     return Path((storage / FOLDER).root)
 
 

@@ -58,7 +58,7 @@ def kind_of(body: bytes) -> str:
 
 
 def check(tell: Callable[[object], None], path: Path, size: int, limits: Limits) -> tuple[int, str] | None:
-    """Look at a video's header; return the status and the line of what is wrong with it, or None.
+    """Check a video's header; return status and line of its defect, or None.
 
     Args:
         tell: is told nothing.

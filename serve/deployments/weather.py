@@ -250,5 +250,5 @@ class Forecasters:
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, works: list[ForecastRequest]) -> list[Array]:
-        """Forecast together, in a thread, so that the replica hears meanwhile whether it lives."""
+        """Forecast together, in a thread, so that health checks are answered meanwhile."""
         return await asyncio.to_thread(forecasts, works)

@@ -161,7 +161,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request, most: int) -> AsyncIterator[bytes]:
-        """Give a request's body while the block runs.
+        """Yield a request's body while the block runs.
 
         Raises:
             Problem: 413, 408 where it comes too slowly, or 503 where other requests hold too much.

@@ -84,7 +84,7 @@ ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def describe(app: FastAPI, models: Sequence[Model]) -> None:
-    """Let an application's OpenAPI document say what is answered, what problems look like, and what may be asked."""
+    """Complete an application's OpenAPI document: responses, problems, and examples."""
     plain = app.openapi
 
     def document() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def describe(app: FastAPI, models: Sequence[Model]) -> None:
             for path, operations in documented["paths"].items():
                 for method, operation in operations.items():
                     _complete(operation, path, method, models)
-        schema: dict[str, Any] = app.openapi_schema or {}
+        schema: dict[str, object] = app.openapi_schema or {}
         return schema
 
     app.openapi = document  # type: ignore[method-assign]

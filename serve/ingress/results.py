@@ -137,7 +137,7 @@ class Tables:
         """Return whether a figure's picture is kept."""
         return bool(part.figure and self.storage and self.storage.exists(f"{FOLDER}/{slug_of(part)}.png"))
 
-    def reply(self, content: Any) -> Reply:
+    def reply(self, content: object) -> Reply:
         """Return plain values as JSON, in which the storage is not named."""
         text = json.dumps(content, ensure_ascii=False, default=str)
         if self.storage:
@@ -160,7 +160,7 @@ def kept_at(part: FilledTable) -> str:
 
 
 def place(part: FilledTable) -> tuple[Any, ...]:
-    """Return where a table stands: by task; tables before figures before what is ours; the largest scale first."""
+    """Return a table's sort key: by task; tables before figures before ours; the largest scale first."""
     task, _, name = part.name.partition("/")
     kind, digits = re.sub(r"\d", "", name), re.sub(r"\D", "", name)
     return (
@@ -189,7 +189,7 @@ def leaves(origin: Origin) -> Iterator[Origin]:
 
 
 def same(model: Model, origin: Origin) -> bool:
-    """Return whether a model is a run at the epoch that was read; one whose file does not say its epochs is."""
+    """Return whether a model is a run at the epoch that was read; true if its file does not state its epochs."""
     if not origin.run or model.about.get("fingerprint") != origin.run:
         return False
     epoch, config = model.about.get("epoch"), model.about.get("config")

@@ -114,7 +114,7 @@ def lives_until(wait: Callable[[float], bool]) -> bool:
 
 @contextmanager
 def hangups() -> Iterator[queue.SimpleQueue[int]]:
-    """Give the queue into which each SIGHUP goes while the block runs, if anything asks for one.
+    """Yield a queue into which each SIGHUP goes while the block runs, if one is needed.
 
     Raises:
         KeyboardInterrupt: where the signal says that the terminal is gone.

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from retable.platform.train.seeds import generator
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
-from retable.tasks.weather.metrics import BINS, MIDDLES, Summaries, Threshold
+from retable.tasks.weather.metrics import BINS, MIDDLES, Summaries, Threshold, contingency
 from retable.tasks.weather.w4c.preprocess import MASKED
 
 Array = npt.NDArray[Any]
 
 SCORES = ("IoU", "POD", "FAR", "bias")
-"""Of a contingency table: intersection over union (CSI), probability of detection, false alarm ratio, bias."""
+"""What `metrics.contingency` returns: CSI, probability of detection, false alarm ratio, frequency bias."""
 DRAWS = 500
 """How often the sequences are drawn anew."""
 LEAST_RAIN = 0.005
@@ -71,10 +71,9 @@ def banded(
     random = generator(seed, "weather.bootstrap")
     whole, drawn = [], []
     for table in tables.values():
-        numbers, sequences = table.astype(np.float64), table.shape[1]
-        times = random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
+        numbers = table.astype(np.float64)
         whole.append(numbers.sum(axis=1)[None])
-        drawn.append(np.tensordot(times, numbers, axes=(1, 1)))
+        drawn.append(np.tensordot(metrics.times_drawn(random, table.shape[1], draws), numbers, axes=(1, 1)))
 
     def read(parts: Sequence[Array]) -> Array:
         sums = [np.sum(parts, axis=0)] if pooled else parts
@@ -85,20 +84,6 @@ def banded(
     undefined = np.isnan(samples).all(axis=0) | single
     low, high = np.nanpercentile(np.where(undefined, 0, samples), [2.5, 97.5], axis=0)
     return Band(value, np.where(undefined, np.nan, low), np.where(undefined, np.nan, high))
-
-
-def contingency(counts: Array) -> Array:
-    """Return `SCORES` of tp, fp, fn, tn (..., 4): (..., 4). All but IoU are NaN where they are not defined."""
-    hits, false_alarms, misses = (counts[..., part] for part in range(3))
-    return np.stack(
-        [
-            metrics.iou(counts),
-            metrics.ratio(hits, hits + misses, np.nan),
-            metrics.ratio(false_alarms, hits + false_alarms, np.nan),
-            metrics.ratio(hits + false_alarms, hits + misses, np.nan),
-        ],
-        axis=-1,
-    )
 
 
 def fractions(sums: Array) -> Array:

@@ -8,11 +8,13 @@ import socket
 import numpy as np
 import pytest
 import soundfile
+from pyarrow import fs
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.deployments import recordings
+from retable.serve.deployments.audio import AudioIndex
 from retable.serve.deployments.recordings import shown, suffix_of, take_in
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply
@@ -78,6 +80,19 @@ def test_what_is_no_recording_leaves_nothing_behind(index, tmp_path):
 
 
 recordings_add = recordings.add
+
+
+def test_where_the_storage_is_a_bucket_the_recordings_of_the_task_are_searched_and_none_is_kept(tmp_path, monkeypatch):
+    record(tmp_path / "shipped" / "bark.ogg", tone("low"))
+    monkeypatch.setattr(recordings, "SHIPPED", tmp_path / "shipped")
+    bucket = Storage(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "results")
+    assert not bucket.is_local
+    index = AudioIndex(Toy(), recordings.own_index(Toy(), bucket))
+    assert [path.name for path in index.recordings.values()] == ["bark.ogg"]
+    assert {path.name for path in (tmp_path / "shipped").iterdir()} == {"bark.ogg"}, "the code's own folder"
+    with pytest.raises(Problem, match="keeps no recordings") as refusal:
+        index.add(sound("high"), "x", bucket)
+    assert refusal.value.status == 501
 
 
 def test_a_name_tells_nothing_of_where_a_recording_lies(tmp_path):

@@ -17,7 +17,7 @@ from PIL import Image
 from retable.platform.errors import UserError
 from retable.platform.models import zoo
 from retable.platform.store.storage import Storage
-from retable.serve.client import Client, ServeError
+from retable.serve.client import Answer, Client, ServeError
 from retable.serve.deployments import rl, style, weather
 from retable.serve.ingress import app, middleware, ranges
 from retable.serve.ingress.limits import LIMITS, Limits
@@ -334,11 +334,25 @@ def test_the_client_asks_again_with_the_same_id():
         Client(client.url, tries=1).models()
 
 
+def test_the_client_waits_for_a_proxy_that_starts_again(monkeypatch):
+    """Half a minute without anybody who listens, as where Serve's proxy was killed; before, an answer named a pause."""
+    waited, busy = [], Answer(503, b"", {"retry-after": "10"})
+    monkeypatch.setattr("retable.serve.client.time.sleep", waited.append)
+
+    class Away(Client):
+        def _once(self, *arguments):
+            if not waited:
+                return busy
+            if sum(waited) < 10 + 30:
+                raise ConnectionRefusedError
+            return Answer(200, b"[]", {})
+
+    assert Away().models() == [] and waited[0] == 10 > waited[1]
+
+
 def test_the_client_says_why(monkeypatch):
     class Refusing(Client):
         def _once(self, *arguments):
-            from retable.serve.client import Answer
-
             return Answer(404, b'{"detail": "no style"}', {"content-type": "application/problem+json"})
 
     with pytest.raises(ServeError, match="404: no style"):

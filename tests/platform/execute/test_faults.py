@@ -1,6 +1,6 @@
 """What goes wrong on clusters, one thing a test: the work ends as if it had not been, and little of it is done twice.
 
-`make faults` runs these and writes the table in `docs/reliability.md`.
+`python -m benchmarks faults` runs these and writes the table in `docs/reliability.md`.
 """
 
 import contextlib
@@ -256,7 +256,7 @@ def test_two_drivers_on_one_storage_train_each_run_once(tmp_path, record):
     record["survived"] = "yes"
 
 
-IMPATIENT = "from retable.platform.store import lease as attempt\nattempt.SILENCE = 5.0\n"
+IMPATIENT = "from retable.platform.store import lease as attempt\nattempt.STALE_SECONDS = 5.0\n"
 
 
 def test_a_process_that_was_frozen_wakes_and_writes_nothing_more(tmp_path, record):
@@ -286,7 +286,7 @@ def test_a_process_that_was_frozen_wakes_and_writes_nothing_more(tmp_path, recor
 
 
 class Door:
-    """A way to a server that can be shut: then it refuses connections, or takes them and says nothing."""
+    """A way to a server that can be shut: then it refuses connections, is silent, or answers a status (`403`)."""
 
     def __init__(self, host, port):
         self.target, self.state, self.open = (host, port), "open", []
@@ -303,11 +303,22 @@ class Door:
             while True:
                 one, _ = listening.accept()
                 self.open.append(one)
-                if self.state == "open":
+                if self.state.isdecimal():
+                    threading.Thread(target=self.deny, args=(one,), daemon=True).start()
+                elif self.state == "open":
                     other = socket.create_connection(self.target)
                     self.open.append(other)
                     for pair in ((one, other), (other, one)):
                         threading.Thread(target=self.pump, args=pair, daemon=True).start()
+
+    def deny(self, one):
+        """Answer a request with a status, after its body where the client does not ask before it sends that."""
+        with contextlib.suppress(OSError), one, one.makefile("rb") as lines:
+            head = [line.lower() for line in iter(lambda: lines.readline().rstrip(), b"")]
+            length = sum(int(line.partition(b":")[2]) for line in head if line.startswith(b"content-length:"))
+            if not any(line.startswith(b"expect:") for line in head):
+                lines.read(length)
+            one.sendall(f"HTTP/1.1 {self.state} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
 
     def pump(self, one, other):
         with contextlib.suppress(OSError):
@@ -322,6 +333,7 @@ class Door:
         if state == "refusing":
             self.socket.shutdown(socket.SHUT_RDWR)
             self.socket.close()
+        if state != "silent":
             for each in self.open:
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
@@ -331,7 +343,7 @@ class Door:
             self.listen(self.port)
 
 
-@pytest.mark.parametrize("state", ["refusing", "silent"])
+@pytest.mark.parametrize("state", ["refusing", "silent", "answering 503", "answering 403"])
 def test_a_storage_is_away_for_half_a_minute(tmp_path, record, state):
     record["fault"] = f"storage {state} for 30 s"
     import boto3
@@ -351,7 +363,7 @@ def test_a_storage_is_away_for_half_a_minute(tmp_path, record, state):
         folder = run_of(storage, epochs=epochs, pause=0.1)
         process = driver(TRAIN % (epochs, 1), storage)
         before = wait_for(lambda: steps(folder), process)
-        door.shut(state, 30)
+        door.shut(state.removeprefix("answering "), 30)
         goes_on(folder, process, record, before)
         ends(process)
         record["attempts"] = attempts(folder)

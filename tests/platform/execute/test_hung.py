@@ -22,10 +22,10 @@ from retable.platform.execute.trials import (
 from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import find
 from retable.platform.store.storage import Storage
-from tests.platform.execute.test_faults import TRAIN, attempts, driver, ends, none_left, run_of, steps, wait_for
+from tests.platform.execute.test_faults import TRAIN, attempts, driver, ends, none_left, record, run_of, steps, wait_for
 from tests.tiny import lines
 
-assert none_left  # a fixture
+assert none_left and record  # fixtures
 
 
 def test_who_waits_in_vain_for_another_worker_begins_again():
@@ -90,7 +90,8 @@ def workers_of(process):
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_frozen_is_given_up_and_its_group_begins_again(tmp_path):
+def test_a_worker_that_is_frozen_is_given_up_and_its_group_begins_again(tmp_path, record):
+    record["fault"] = "worker of a Train group frozen, with 15 s to wait in place of 600"
     storage, epochs = str(tmp_path / "frozen"), 6
     folder = run_of(storage, epochs=epochs, pause=0.1)
     impatient = {
@@ -112,4 +113,4 @@ def test_a_worker_that_is_frozen_is_given_up_and_its_group_begins_again(tmp_path
             frozen.kill()
     assert seconds < 120 and folder.result()["metrics"]["step"] == 8 * epochs
     assert [row["epoch"] for row in folder.history()] == list(range(1, epochs + 1))
-    print(f"{seconds:.0f} s from the freeze to the next attempt")
+    record |= {"survived": "yes", "seconds": seconds, "attempts": attempts(folder)}

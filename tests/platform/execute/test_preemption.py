@@ -15,9 +15,19 @@ from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.platform.train.loop import AGREE, CheckpointClock
 from retable.platform.train.worker import Worker
-from tests.platform.execute.test_faults import TRAIN, driver, ends, none_left, outcome, run_of, undisturbed, wait_for
+from tests.platform.execute.test_faults import (
+    TRAIN,
+    driver,
+    ends,
+    none_left,
+    outcome,
+    record,
+    run_of,
+    undisturbed,
+    wait_for,
+)
 
-assert none_left  # a fixture
+assert none_left and record  # fixtures
 EPOCH = 8
 """Steps of the toy."""
 
@@ -34,7 +44,7 @@ def test_a_checkpoint_is_due_once_notice_was_given_on_every_rank_alike():
     asked = threading.Event()
     for every in (0, 3):
         asked.clear()
-        clock, alone = CheckpointClock(every), Worker(requested=asked.is_set)
+        clock, alone = CheckpointClock(every), Worker(checkpoint_requested=asked.is_set)
         assert not clock.due(1, alone)
         asked.set()
         assert clock.due(1, alone)
@@ -75,7 +85,8 @@ def trial_of(folder, number=1):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whom", ["trial", "command"])
-def test_what_is_told_to_end_writes_a_checkpoint_and_goes_on_from_it(tmp_path, whom):
+def test_what_is_told_to_end_writes_a_checkpoint_and_goes_on_from_it(tmp_path, record, whom):
+    record["fault"] = f"SIGTERM to the {whom}"
     storage, epochs = str(tmp_path / "left"), 4
     folder = run_of(storage, epochs=epochs, pause=0.5)
     code = (TRAIN % (epochs, 1)).replace("0.1", "0.5")
@@ -92,16 +103,19 @@ def test_what_is_told_to_end_writes_a_checkpoint_and_goes_on_from_it(tmp_path, w
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 143 and "interrupted; the same command" in said and "Traceback" not in said
         process = driver(code, storage)
-    assert time.monotonic() - before < 15
+    record["seconds"] = time.monotonic() - before
+    assert record["seconds"] < 15
     ends(process)
     second = read(folder, 2)
     assert second["step"] % EPOCH, "else it went on from the end of an epoch"
     assert read(folder, 1)["state"] == "released"
     assert outcome(folder) == undisturbed(tmp_path, epochs)
+    record |= {"survived": "yes", "attempts": 2}
 
 
 @pytest.mark.slow
-def test_a_real_training_that_is_killed_by_sigterm_goes_on_where_it_was(tmp_path):
+def test_a_real_training_that_is_killed_by_sigterm_goes_on_where_it_was(tmp_path, record):
+    record["fault"] = "SIGTERM to a training of weather"
     code = "retable.train('weather', {'epochs': 1, 'steps': 300}, storage=storage)"
     ends(driver(code, str(tmp_path / "plain")))
     process = driver(code, str(tmp_path / "killed"))
@@ -114,3 +128,4 @@ def test_a_real_training_that_is_killed_by_sigterm_goes_on_where_it_was(tmp_path
     trial.send_signal(signal.SIGTERM)
     ends(process)
     assert 0 < read(killed, 2)["step"] < 300 and outcome(killed) == outcome(plain)
+    record |= {"survived": "yes", "attempts": 2}
