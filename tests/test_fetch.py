@@ -87,7 +87,7 @@ def test_photographs_in_archives_become_a_data_set(retable, server, tmp_path, mo
     monkeypatch.setattr(style, "SOURCES", tmp_path / "sources.json")
     done = retable("style", "little", "--yes", "--mirror", server.address)
     info = Storage.open(tmp_path / "results/data/style/little").read_json("dataset.json")
-    assert len(info["test"]) == 2 and "3 photographs" in done.output, done.exception
+    assert len(info["test"]) == 2 and "3 for training" in done.output, done.exception
 
 
 def test_recordings_of_zenodo_and_the_hub_become_a_data_set(retable, server, tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ def fetch(
 
     Example: `retable data fetch style coco2017`
     """
+    from retable.platform.config import set_line
     from retable.platform.store import download
     from retable.platform.text import seconds_of
     from retable.tasks.style.files.prepare import describe, folder, index_folder
@@ -43,7 +44,7 @@ def fetch(
     wanted, agree = download.choose(published, name), partial(consent, yes=yes)
     download.fetch(wanted, Path(place.root), agree, progress_bar, mirror=mirror, seconds=seconds)
     console.print(f"{place}: {describe(index_folder(place, name))}", markup=False)
-    console.print("train on it: retable reproduce style --scale paper")
+    console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 
 
 def make(
