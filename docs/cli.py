@@ -36,7 +36,7 @@ def whole() -> typer.Typer:
     app.registered_groups[:] = cli.PLATFORM
     data = typer.Typer(help="Download, make, check, convert or import a task's data.")
     verbs = {verb: typer.Typer(help=text) for verb, text in cli.VERBS.items()}
-    for name in tasks.names():
+    for name in filter(tasks.has_commands, tasks.names()):
         module = importlib.import_module(f"retable.tasks.{name}.cli")
         app.add_typer(module.app, name=name)
         for verb, command in module.DATA.items():
