@@ -12,7 +12,7 @@ from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.tools.embed.embedder import embed_each, embed_file
 from retable.tasks.audio.tools.search import index as indexing
 from retable.tasks.audio.tools.search.index import QUERIES, scan, update
-from retable.tasks.audio.tools.search.search import open_index, query_vector, read_info
+from retable.tasks.audio.tools.search.search import Where, open_index, query_vector, read_info
 from retable.tasks.audio.tools.search.search import search as find
 
 SEGMENT = 1.0
@@ -386,3 +386,31 @@ def test_segments_of_several_files_are_embedded_at_once(folder):
     for path, many in zip(paths, together, strict=True):
         one = embed_file(Toy(), path)
         assert many.starts == one.starts and np.abs(many.vectors - one.vectors).max() < 1e-6
+
+
+class OneList:
+    """Stands in for an index of lists: it looks into the one that holds the first segments alone."""
+
+    def __init__(self, vectors):
+        self.vectors = vectors
+
+    def search(self, queries, count):
+        scores = queries @ self.vectors.T
+        order = np.argsort(-scores, axis=1)[:, :count]
+        scores = np.take_along_axis(scores, order, 1)
+        lacking = ((0, 0), (0, count - order.shape[1]))
+        return np.pad(scores, lacking, constant_values=-np.inf), np.pad(order, lacking, constant_values=-1)
+
+
+def test_what_a_filter_allows_is_found_in_lists_that_are_not_looked_into(folder, tmp_path):
+    update(folder, tmp_path / "out", Toy())
+    whole = open_index(tmp_path / "out")
+    lists = replace(whole, info={**whole.info, "effort": 1}, faiss=OneList(np.concatenate(whole.vectors)[:1]))
+    query = query_vector(Toy(), "low", None)
+    for file in ("low.wav", "a, b & c &amp; d.flac", "deep/regen – дождь 雨.wav"):
+        where = Where(name=file.rpartition("/")[2])
+        assert (
+            [hit.file for hit in find(lists, query, 1, where)]
+            == [file]
+            == [h.file for h in find(whole, query, 1, where)]
+        )

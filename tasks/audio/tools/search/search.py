@@ -387,7 +387,8 @@ def search(
     wanted = min(rows, 4 * top)
     while True:
         hits = []
-        scores, numbers = (each[0] for each in _found(index, query[None], wanted))
+        # The lists that the index is tuned to look into need not hold what `where` allows: then all are compared.
+        scores, numbers = (each[0] for each in _found(index, query[None], wanted, whole=wanted > 4 * top))
         nearest_first = _contents(index, scores, numbers) if rows else []
         if itself in index.paths:
             nearest_first = [(itself, 1.0, 0.0), *(each for each in nearest_first if each[0] != itself)]
@@ -412,10 +413,15 @@ def p_value(index: Index, hits: Sequence[Hit]) -> float | None:
     return index.null.p_value(hits[0].score) if index.null and hits else None
 
 
-def _found(index: Index, queries: Float32[np.ndarray, "queries dimension"], count: int) -> nearest.Found:
-    """Return the scores and numbers of the nearest segments: those that FAISS knows, and those added since."""
+def _found(
+    index: Index, queries: Float32[np.ndarray, "queries dimension"], count: int, whole: bool = False
+) -> nearest.Found:
+    """Return the scores and numbers of the nearest segments: those that FAISS knows, and those added since.
+
+    With `whole` all are compared, whatever FAISS would look into.
+    """
     built, added = index.vectors[: index.built], index.vectors[index.built :]
-    found = nearest.nearest(index.faiss, built, queries, count, index.info["effort"])
+    found = nearest.nearest(None if whole else index.faiss, built, queries, count, index.info["effort"])
     if added:
         scores, numbers = nearest.exact(added, queries, count)
         found = nearest.merged(found, (scores, np.where(numbers < 0, -1, numbers + sum(map(len, built)))), count)
