@@ -3,11 +3,11 @@
 Level 6 of 15: it knows nothing of tasks or Ray, and imports torch only to read or write tensors.
 
     `storage`     Storage: atomic files below a path or URI, retried while a disk or bucket does not answer
-    `patience`    what a disk or bucket does not answer is tried again, with growing pauses
+    `patience`    retries, with growing pauses, of what a disk or bucket does not answer
     `cache`       Snapshot: one listing of a storage, from which a plan or report reads
     `index`       what plans and listings ask of finished runs, packed into one file a task
     `run`         RunFolder: config, log, checkpoints, weights, scores and result of one run
-    `lease`       Attempt: who trains a run; heartbeats, fencing numbers, stale leases
+    `lease`       Lease: which attempt owns a run; heartbeats, fencing numbers, stale leases
     `weights`     checkpoints of others, read without unpickling, and kept by digest
     `hdf5`        entries of HDF5 files of others, none of which lies in another file
     `provenance`  commit, code digests, versions, device and command behind a number
