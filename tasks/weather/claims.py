@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from retable.platform.spec.claims import Estimate, Verdict, join, judge, too_few, untested
-from retable.platform.spec.table import AnyRow, Claim, Replicate, Results, claim
+from retable.platform.spec.table import AnyRow, Claim, Replicate, Results
 from retable.platform.text import plural
 from retable.tasks.weather.metrics import isotonic, paired_brier, paired_difference, sequence_counts, squared_errors
 from retable.tasks.weather.predict import thresholds, validated
@@ -151,9 +152,14 @@ def better_by_year(results: Results, *rows: AnyRow) -> Verdict:
     return join({str(2019 + year): beats(results, rows[year], rows[1 - year], 2019 + year) for year in (0, 1)})
 
 
+def learnt(results: Results, check: Callable[..., Verdict], rows: Sequence[AnyRow]) -> Verdict:
+    """Return the verdict of `check(results, *rows)`, if each of the rows has learnt something."""
+    return unlearnt(results, rows) or check(results, *rows)
+
+
 def tested(text: str, check: Callable[..., Verdict], *rows: AnyRow, ours: bool = False) -> Claim:
     """Return the claim that `check(results, *rows)` tests once each of the rows has learnt something."""
-    return claim(text, lambda results: unlearnt(results, rows) or check(results, *rows), ours=ours)
+    return Claim(text=text, check=partial(learnt, check=check, rows=rows), ours=ours)
 
 
 def paper(text: str, better: AnyRow, *others: AnyRow) -> Claim:
