@@ -6,14 +6,30 @@ READY = $(VENV)/.ready
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 UV = 0.9.5
 PIP_AUDIT = 2.10.1
+SITE = build/site-env
+MKDOCS ?= $(SITE)/bin/mkdocs
 
-.PHONY: reproduce serve test test-all docs-check bench lint audit clean
+.PHONY: reproduce serve check test test-all docs docs-check bench lint audit clean
+
+# TORCH=cpu takes PyTorch's wheels for CPUs, of the lock's versions, and none of NVIDIA's packages.
+TORCH ?= gpu
+ifeq ($(TORCH),cpu)
+LOCK = build/requirements-cpu.lock
+CPU = --extra-index-url https://download.pytorch.org/whl/cpu
+UVCPU = --index-strategy unsafe-best-match
+else
+LOCK = requirements.lock
+endif
+
+build/requirements-cpu.lock: requirements.lock
+	mkdir -p build
+	sed -E '/^(nvidia-|cuda-|triton==)/d; s/^(torch|torchvision)==([^ ]+)/\1==\2+cpu/' requirements.lock > $@
 
 # uv takes two minutes for what takes pip six. Where it cannot be had, or finds no packages, pip goes on.
-$(READY): requirements.lock pyproject.toml
+$(READY): $(LOCK) pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) uv==$(UV) && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --requirement requirements.lock \
-		|| $(PIP) --requirement requirements.lock
+	$(PIP) uv==$(UV) && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $(CPU) $(UVCPU) --requirement $(LOCK) \
+		|| $(PIP) $(CPU) --requirement $(LOCK)
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $(READY)
 
@@ -28,11 +44,31 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# What a commit needs: style, types by the daemon (a minute the first time, seconds after that), and the quick tests of
+# what changed since the merge base with $(BASE).
+BASE ?= main
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/dmypy run -- --num-workers 0
+	tests=$$($(BIN)/python -m tests.changed $(BASE)) && { test -z "$$tests" || $(BIN)/python -m pytest -q -m "not slow" $$tests; }
+
+# Tests of the tasks' tools, which serve no table, run where a tool or a room that it needs differs from `main`.
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --tools changed
 
 test-all: lint
 	$(BIN)/python -m pytest
+
+$(SITE)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --group docs
+	touch $@
+
+# The documents as a site, in build/site. Building asks for no network; a warning, such as a broken link, is an error.
+docs: $(SITE)/.ready
+	NO_MKDOCS_2_WARNING=1 $(MKDOCS) build --strict
 
 # Each command of README and docs, in a terminal; what is trained stays in build/docs-check, for the next time.
 docs-check: $(READY)

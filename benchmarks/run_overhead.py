@@ -47,8 +47,8 @@ def peak_megabytes(call: Any) -> float:
 
 
 def measure() -> dict[str, Any]:
-    from retable.platform import api
     from retable.platform.config import override
+    from retable.platform.execute.run import launch_for
     from retable.platform.execute.scheduler import train_all
     from retable.platform.execute.session import ray_cluster
     from retable.platform.execute.trials import Resources
@@ -66,7 +66,7 @@ def measure() -> dict[str, Any]:
     def trials(first: int, count: int) -> None:
         configs = [override(task.config(), {"seed": first + number}) for number in range(count)]
         plan = compile_configs(task, configs, storage)
-        assert not train_all(plan, api.launch_for(plan, Resources()))
+        assert not train_all(plan, launch_for(plan, Resources()))
 
     def bare() -> None:
         import pyarrow.parquet as pq
@@ -83,14 +83,14 @@ def measure() -> dict[str, Any]:
         configs = [override(heavy.config(), {"seed": seed, "epochs": 1}) for seed in range(count)]
         plan = compile_configs(heavy, configs, storage)
         cores = int(ray.cluster_resources()["CPU"])
-        assert not train_all(plan, api.launch_for(plan, Resources(cpus=cores)))  # one process for all of them
+        assert not train_all(plan, launch_for(plan, Resources(cpus=cores)))  # one process for all of them
         rows = [training.folder.history()[-1] for training in plan.trainings.values()]
         return [row["private"] for row in sorted(rows, key=lambda row: row["time"])]
 
     def group(seed: int) -> None:
         plan = compile_configs(task, [override(task.config(), {"seed": seed})], storage)
         resources = Resources(workers=2)
-        assert not train_all(plan, api.launch_for(plan, resources))
+        assert not train_all(plan, launch_for(plan, resources))
 
     bare()
     storage.remove("runs")

@@ -151,7 +151,7 @@ def complete(
 
 
 def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable], dict[str, str]]:
-    """Do what a plan of tables lacks, fill them and write the report; return the filled tables, and the failures."""
+    """Carry out a plan of tables, fill them and write the report; return the filled tables, and the failures."""
     from retable.platform.report.measured import SCALE, take_in
     from retable.platform.report.render import SMOKE
     from retable.platform.report.write import fill_and_keep, write_report
@@ -282,7 +282,7 @@ def pack(
 
 
 def unpack(bundle: str | Path, storage: Where = STORAGE) -> Unpacked:
-    """Take a bundle into a storage; return what was taken, and what was not. Runs that are there are kept.
+    """Unpack a bundle into a storage; return what was taken, and what was not. Existing runs are kept.
 
     Raises:
         UserError: if the file is damaged or no bundle; nothing was written then.

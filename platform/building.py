@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import runpy
 from pathlib import Path
-from typing import Any
 
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
@@ -31,7 +30,7 @@ class BuildPy(build_py):
 class Sdist(sdist):
     """Copies the sources for an sdist."""
 
-    def make_release_tree(self, base_dir: str | os.PathLike[str], files: Any) -> None:
+    def make_release_tree(self, base_dir: str | os.PathLike[str], files: object) -> None:
         """Copy them."""
         super().make_release_tree(base_dir, files)
         if COMMIT:

@@ -89,9 +89,9 @@ def override(config: C, changes: Mapping[str, object], prefix: str = "") -> C:
 
 
 def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
-    kind: Any = type(config)
+    kind: object = type(config)
     hints = field_types(kind)
-    own: dict[str, Any] = {}
+    own: dict[str, object] = {}
     inner: dict[str, dict[str, object]] = {}
     for path, value in changes.items():
         name, dot, rest = path.partition(".")
@@ -115,7 +115,7 @@ def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
         raise UserError(f"{', '.join(prefix + name for name in own)}: {error}") from error
 
 
-def _check_chosen(chosen: object, hint: Any, path: str, below: Mapping[str, object]) -> None:
+def _check_chosen(chosen: object, hint: object, path: str, below: Mapping[str, object]) -> None:
     """Refuse fields that another choice has, as the choice is to be made first, and those that none has."""
     fields = {
         kind: field_types(kind)
@@ -136,7 +136,7 @@ def _chosen(value: object) -> str:
     return choice_name(type(value)) if dataclasses.is_dataclass(value) else str(value)
 
 
-def convert(value: object, hint: Any, path: str) -> object:
+def convert(value: object, hint: object, path: str) -> object:
     """Check `value` against the type of the field at `path`; lists become tuples, whole numbers become floats.
 
     Raises:
@@ -186,7 +186,7 @@ def _choose(value: object, options: tuple[Any, ...], path: str) -> object:
     raise UserError(f"{path}: {value!r} is not one of {', '.join(names)}{_meant(value, tuple(classes))}")
 
 
-def _meant(value: object, options: tuple[Any, ...]) -> str:
+def _meant(value: object, options: tuple[object, ...]) -> str:
     hint = nearest(str(value), [str(option) for option in options])
     return hint if "did you mean" in hint else ""
 
@@ -218,8 +218,8 @@ def flatten(config: object) -> dict[str, Any]:
 
     A choice appears twice: its name at its own path, and its fields below.
     """
-    flat: dict[str, Any] = {}
-    kind: Any = type(config)
+    flat: dict[str, object] = {}
+    kind: object = type(config)
     for name, is_choice in _field_kinds(kind):
         value = getattr(config, name)
         if not hasattr(value, "__dataclass_fields__"):
@@ -233,7 +233,7 @@ def flatten(config: object) -> dict[str, Any]:
 
 
 @functools.cache
-def _field_kinds(config: Any) -> list[tuple[str, bool]]:
+def _field_kinds(config: object) -> list[tuple[str, bool]]:
     """Return a dataclass's field names, each with whether it is a choice."""
     unions = (typing.Union, types.UnionType)
     return [(name, typing.get_origin(hint) in unions) for name, hint in field_types(config).items()]
@@ -291,13 +291,26 @@ def override_lineage(config: C, changes: Mapping[str, object]) -> C:
     return override(config, {"init.overrides": overrides})
 
 
-def added(default: Any) -> Any:
+def check(config: object, *names: str, least: float = 1, above: bool = False) -> None:
+    """Refuse fields of a config below `least`, with `above` also those equal to it; of a tuple its smallest counts.
+
+    Raises:
+        ValueError: naming the field and its value.
+    """
+    for name in names:
+        value = getattr(config, name)
+        smallest = min(value) if isinstance(value, tuple) else value
+        if not (smallest > least if above else smallest >= least):
+            raise ValueError(f"{name} {smallest} is {'not above' if above else 'below'} {least}")
+
+
+def added(default: object) -> Any:
     """Return a config's field that came later: with its default it enters no fingerprint, so runs keep their names."""
     return dataclasses.field(default=default, metadata={"added": True})
 
 
 def _as_before(config: object, prefix: str = "") -> Iterator[str]:
-    """Give the paths of fields that were added and have their defaults."""
+    """Return the paths of added fields that have their defaults."""
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console, RenderableType
@@ -22,7 +24,18 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from retable.platform.errors import UserError
 from retable.platform.text import clock
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Download without asking.")]
+Into = Annotated[
+    Path | None, typer.Option("--folder", help="Download folder (default: downloads/TASK of a local storage).")
+]
+Mirror = Annotated[
+    str, typer.Option(help="Address that holds the files below their host and path, e.g. http://mirror.example.")
+]
+Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Stop downloading after this time, e.g. 2h.")]
+"""Options of the commands that download."""
 
 ROWS = 8
 """Most running pieces of work that are shown."""
@@ -55,6 +68,21 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Callable[[int, int], No
             bar.update(job, completed=done, total=total)
 
         yield advance
+
+
+def consent(question: str, yes: bool) -> None:
+    """Ask before something costs time, disk or traffic.
+
+    Raises:
+        UserError: where the user declines, or nobody is there to ask.
+    """
+    console.print(question, markup=False)
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UserError("downloading needs your consent; add --yes")
+    if not typer.confirm("download?"):
+        raise UserError("nothing was downloaded")
 
 
 def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:

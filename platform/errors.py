@@ -106,7 +106,7 @@ DENIED_WORDS = re.compile(
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """Say which valid name was probably meant: `; did you mean 'lr'?`, or list the valid ones."""
+    """Return a hint at the valid name that was probably meant: `; did you mean 'lr'?`, or the list of valid ones."""
     names = sorted(names)
     close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
     if close:

@@ -77,7 +77,7 @@ def read_switches() -> None:
 
 
 def ping_cluster(address: str, timeout: float) -> None:
-    """Ask the head of a cluster for the cluster's id.
+    """Return the id of a cluster, from its head.
 
     Uses Ray's gRPC channel (which sends the token), its resolution of `auto`, and its generated protocol. If Ray moves
     them, no cluster can be joined: `check_cluster` fails with an ImportError or AttributeError.
@@ -171,7 +171,7 @@ def auth_headers() -> dict[str, str]:
     return dict(get_auth_headers_if_auth_enabled({}))
 
 
-def complete_cluster_config(config: dict[str, Any]) -> dict[str, Any]:
+def complete_cluster_config(config: dict[str, object]) -> dict[str, Any]:
     """Return the config of a cluster file with Ray's defaults, checked by Ray's schema.
 
     Uses `prepare_config` and `validate_config` of `ray.autoscaler._private.util`; the public `fillout_defaults` sets no
@@ -183,7 +183,7 @@ def complete_cluster_config(config: dict[str, Any]) -> dict[str, Any]:
     """
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    complete: dict[str, Any] = prepare_config(config)
+    complete: dict[str, object] = prepare_config(config)
     validate_config(complete)
     return complete
 
@@ -223,7 +223,7 @@ def start_timed_out(error: BaseException) -> bool:
 
 
 def mix_in(trainable: Callable[..., None], *classes: type) -> None:
-    """Let the class that Tune makes of a trainable function inherit from other classes as well.
+    """Make the class that Tune creates for a trainable function inherit from other classes as well.
 
     Uses Tune's undocumented `__mixins__`. If Ray drops it, trials end at SIGTERM without a checkpoint.
     """
@@ -231,7 +231,7 @@ def mix_in(trainable: Callable[..., None], *classes: type) -> None:
 
 
 def allow_failures(trial: Any, more: int) -> None:
-    """Let a Tune trial fail so many more times.
+    """Allow a Tune trial this many more failures.
 
     Uses `max_failures` and `num_failures` of Tune's `Trial`. If Ray renames them, a trial whose process dies on
     machines that vanish is given up after the failures that Tune was configured with, although it made progress.
@@ -308,7 +308,7 @@ def claim(name: str, value: str) -> str | None:
 
 
 def release(name: str) -> None:
-    """Give up what `claim` has put under a name. Uses the same store."""
+    """Remove what `claim` has put under a name. Uses the same store."""
     from ray.experimental.internal_kv import _internal_kv_del
 
     _internal_kv_del(f"retable:{name}")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
     from retable.platform.errors import UserError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Resources",
     "Space",

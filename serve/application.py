@@ -119,7 +119,7 @@ class Arguments(BaseModel):
         return self
 
 
-def build(args: dict[str, Any]) -> serve.Application:
+def build(args: dict[str, object]) -> serve.Application:
     """Return the application that a config file's `args` describe; Serve calls it, on the cluster.
 
     Raises:
@@ -173,7 +173,7 @@ def scaling(tasks: Sequence[str], least: Mapping[str, int], spare: float, cores:
         spare: CPUs that these leave; with them, a task gets more replicas while it has much to do.
         cores: replicas of a task at most: each computes with one thread.
     """
-    settings: dict[str, dict[str, Any]] = {"ingress": {"num_replicas": least.get("ingress", 1)}}
+    settings: dict[str, dict[str, object]] = {"ingress": {"num_replicas": least.get("ingress", 1)}}
     for task in tasks:
         always, of = least.get(task, 1), DEPLOYMENTS[task]
         most = max(always, min(cores, always + int(spare / of.cpus + 1e-6)))
@@ -183,7 +183,7 @@ def scaling(tasks: Sequence[str], least: Mapping[str, int], spare: float, cores:
     return settings
 
 
-def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapping[str, Any]]) -> serve.Application:
+def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapping[str, object]]) -> serve.Application:
     """Return the application: a deployment for each task, and the ingress before them.
 
     Args:
@@ -201,7 +201,7 @@ def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapp
             own |= more.get(name, {})
         return deployment_by_name(deployment.path, name, version, **own)
 
-    handles: dict[str, Any] = {}
+    handles: dict[str, object] = {}
     for task in arguments.tasks:
         more, of = (arguments.index,) if task == "audio" else (), DEPLOYMENTS[task]
         wait = arguments.wait_seconds.get(task, of.wait)
@@ -215,7 +215,7 @@ def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapp
     return application
 
 
-def config_file(arguments: Arguments, address: Address, *options: Mapping[str, Mapping[str, Any]]) -> str:
+def config_file(arguments: Arguments, address: Address, *options: Mapping[str, Mapping[str, object]]) -> str:
     """Return the config file of Serve that makes the same application: for `serve deploy`, or a RayService."""
     import yaml
 

@@ -1,4 +1,4 @@
-"""Ask a server from Python, with the standard library and NumPy alone.
+"""Client of a server, with the standard library and NumPy alone.
 
 client = Client("http://127.0.0.1:8000")
 actions = client.act("HalfCheetah", observations, seed=3)
@@ -90,12 +90,12 @@ class Client:
 
     def models(self) -> list[dict[str, Any]]:
         """Return what is served, and where it is from."""
-        models: list[dict[str, Any]] = json.loads(self.ask("GET", "/v1/models").body)
+        models: list[dict[str, object]] = json.loads(self.ask("GET", "/v1/models").body)
         return models
 
     def limits(self) -> dict[str, Any]:
         """Return what a request may hold."""
-        limits: dict[str, Any] = json.loads(self.ask("GET", "/v1/limits").body)
+        limits: dict[str, object] = json.loads(self.ask("GET", "/v1/limits").body)
         return limits
 
     def act(self, environment: str, observations: Array, seed: int = 0, model: str = "") -> Array:
@@ -107,7 +107,7 @@ class Client:
     def episode(self, environment: str, seed: int = 0, steps: int = 200, model: str = "") -> dict[str, Any]:
         """Return the first steps of an episode that a policy plays: `return`, `rewards`, and `frames` to draw."""
         query = {"model": model, "seed": seed, "steps": steps}
-        played: dict[str, Any] = json.loads(self.ask("POST", f"/v1/rl/{_part(environment)}/episode", query).body)
+        played: dict[str, object] = json.loads(self.ask("POST", f"/v1/rl/{_part(environment)}/episode", query).body)
         return played
 
     def stylise(
@@ -132,7 +132,7 @@ class Client:
         colours: Literal["style", "original"] = "style",
         steady: Literal["off", "statistics", "flow"] = "off",
         format: Literal["mp4", "webm", "mkv"] = "mp4",
-        report: Callable[[dict[str, Any]], None] | None = None,
+        report: Callable[[dict[str, object]], None] | None = None,
     ) -> bytes:
         """Return the file of a video, painted in a style; an exception meanwhile, as of Ctrl-C, cancels the job.
 
@@ -168,7 +168,7 @@ class Client:
 
     def job(self, id: str) -> dict[str, Any]:
         """Return how far a job is: `state`, `progress`, `frames` of `frames_total`, `seconds_left`."""
-        job: dict[str, Any] = json.loads(self.ask("GET", f"/v1/jobs/{_part(id)}").body)
+        job: dict[str, object] = json.loads(self.ask("GET", f"/v1/jobs/{_part(id)}").body)
         return job
 
     def file(self, id: str) -> bytes:
@@ -219,12 +219,14 @@ class Client:
 
     def tables(self) -> list[dict[str, Any]]:
         """Return which result tables were filled on the server's storage, in the papers' order."""
-        tables: list[dict[str, Any]] = json.loads(self.ask("GET", "/v1/tables").body)
+        tables: list[dict[str, object]] = json.loads(self.ask("GET", "/v1/tables").body)
         return tables
 
     def table(self, name: str, at: str = "") -> dict[str, Any]:
         """Return a result table with its claims: `name` as `rl/table1`, `at` as `tables` says."""
-        table: dict[str, Any] = json.loads(self.ask("GET", f"/v1/tables/{urllib.parse.quote(name)}", {"at": at}).body)
+        table: dict[str, object] = json.loads(
+            self.ask("GET", f"/v1/tables/{urllib.parse.quote(name)}", {"at": at}).body
+        )
         return table
 
     def ask(

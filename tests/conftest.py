@@ -25,6 +25,7 @@ import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from retable.platform.store.storage import Storage  # noqa: E402
+from tests.chosen import pytest_addoption, pytest_collection_modifyitems  # noqa: E402, F401
 from tests.files import pytest_xdist_make_scheduler  # noqa: E402, F401
 
 torch.set_num_threads(1)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from docs import cli as cli_page
 from retable.platform.cli import app as cli
 from retable.platform.spec.task import find
 from tests import documents
@@ -53,3 +54,7 @@ def test_the_coverage_is_what_the_planner_says():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.page() == COVERAGE, "python docs/coverage.py writes the page anew"
+
+
+def test_the_reference_of_the_commands_is_what_the_program_says():
+    assert cli_page.page() == cli_page.PAGE.read_text(), "python -m docs.cli writes the page anew"

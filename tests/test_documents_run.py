@@ -39,6 +39,7 @@ ELSEWHERE = {
     r".*(s3://|JOB|submit --list)": "asks for a bucket and a cluster; tests/platform/execute/test_jobs.py has both",
     r"export (RAY|RETABLE_TASKS)": "is set where it is wanted",
     r"RETABLE_TOKEN|curl -H": "opens a port to others; tests/serve/test_middleware.py asks with and without the token",
+    r"retable data fetch": "downloads from others' servers; tests/test_fetch.py has a server of its own",
     r"retable data convert rl hopper_expert": "reads D4RL's own file; tests/rl/test_d4rl.py reads small ones",
     r"retable style image .*--style (my_)?painting.jpg": "makes 300 evaluations of 512 pixels: minutes",
     r"retable status --watch": "watches until it is stopped; tests/platform/store/test_query.py looks at its table",

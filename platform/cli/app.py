@@ -163,7 +163,7 @@ def resources(
 
 
 def takes_resources(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of `resources`, except some, in place of its parameter `wanted`."""
+    """Add the options of `resources`, except some, to a command, which gets them as `wanted`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         options = [each for each in signature(resources, eval_str=True).parameters.values() if each.name not in without]
@@ -173,7 +173,7 @@ def takes_resources(*without: str) -> Callable[[Callable[..., None]], Callable[.
         parameters = [*own[:at], *options, *own[at + 1 :]]
         shown = Signature(parameters)
 
-        def run(*values: Any, **named: Any) -> None:
+        def run(*values: object, **named: object) -> None:
             bound = shown.bind(*values, **named)
             bound.apply_defaults()
             given = bound.arguments
@@ -725,6 +725,7 @@ def doctor(storage: Where = "results") -> None:
 
 
 VERBS = {
+    "fetch": "Download a task's published data, check and convert them.",
     "make": "Write generated or recorded data in the task's real format.",
     "check": "Say every defect of a data set, one line each.",
     "convert": "Read the real public files into the form that training streams.",
@@ -748,7 +749,7 @@ def mount(words: Sequence[str]) -> None:
     A task is imported (which takes seconds) only for a command of it; the help that lists them is the catalogue's.
     """
     app.registered_groups[:] = PLATFORM
-    data_app = typer.Typer(no_args_is_help=True, help="Make, check, convert or import a task's data.")
+    data_app = typer.Typer(no_args_is_help=True, help="Download, make, check, convert or import a task's data.")
     verbs = {verb: typer.Typer(no_args_is_help=True, help=text) for verb, text in VERBS.items()}
     for name in tasks.names():
         if not tasks.has_commands(name):
@@ -777,7 +778,7 @@ def _catalogued(name: str) -> Mapping[str, Any]:
     """Return what the catalogue has of a task."""
     from retable.platform.cli.catalogue import catalogue
 
-    found: Mapping[str, Any] = catalogue()["tasks"][name]
+    found: Mapping[str, object] = catalogue()["tasks"][name]
     return found
 
 

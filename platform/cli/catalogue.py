@@ -62,7 +62,7 @@ def _task_entry(name: str) -> dict[str, Any]:
         task = tasks.find(name)
     except Missing as error:
         return {"missing": str(error)}
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "about": task.about,
         "tables": {table: content.title for table, content in task.tables().items()},
         "scales": {scale: str(content) for scale, content in task.scales().items()},
@@ -87,7 +87,7 @@ def commands(app: Any) -> Iterator[tuple[str, str]]:
         yield each.name or each.typer_instance.info.name, each.help or each.typer_instance.info.help or ""
 
 
-def summary(command: Any) -> str:
+def summary(command: object) -> str:
     """Return the first paragraph of a command's text."""
     return " ".join((command.__doc__ or "").split("\n\n")[0].split())
 

@@ -69,7 +69,7 @@ def storage_checks(storage: str) -> Iterator[Line]:
 
 
 def ray_checks() -> Iterator[Line]:
-    """Look for settings that make Ray hang, or leave it open to others."""
+    """Check for settings that make Ray hang, or open it to others."""
     for name in ("stat", "io", "types", "queue", "select", "platform"):
         if Path(f"{name}.py").exists() or Path(name, "__init__.py").exists():
             yield Line(False, f"{name} in this folder hides the standard library's; Ray's workers would never start")

@@ -28,7 +28,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Look again every 10 seconds, until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what is going on: trainings by host with progress, failures with their cause, what has fallen silent.
+    """Show running trainings by host with progress, failures with their cause, and stale runs.
 
     It reads the storage alone, from any machine. With --address also a Ray cluster's nodes, and what waits for which.
 
@@ -41,7 +41,7 @@ def status(
     where = Storage.open(storage)
 
     def look() -> dict[str, Any]:
-        summary: dict[str, Any] = {}
+        summary: dict[str, object] = {}
         if where.exists("runs") or not address:
             summary["storage"] = of_storage(where)
         return summary | ({"cluster": of_cluster(dashboard(address))} if address else {})

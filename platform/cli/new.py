@@ -6,7 +6,7 @@ import json
 import keyword
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def check_name(name: str) -> None:
         raise UserError(f"{name!r} is taken; choose another name")
 
 
-def render(template: str, words: dict[str, Any]) -> str:
+def render(template: str, words: dict[str, object]) -> str:
     """Return a template's text."""
     loader = jinja2.FileSystemLoader(TEMPLATES)
     made = jinja2.Environment(
@@ -153,7 +153,7 @@ def _column_of(header: str, published: Published) -> dict[str, Any]:
     }
 
 
-def _claim_of(published: Published, rows: Sequence[dict[str, Any]], columns: Sequence[dict[str, Any]]) -> Any:
+def _claim_of(published: Published, rows: Sequence[dict[str, object]], columns: Sequence[dict[str, object]]) -> Any:
     """Return the words of what the first column says: its highest row is above its lowest. None of a single row."""
     header = published.headers[0]
     words = [
@@ -183,11 +183,11 @@ def constant(label: str, number: int, taken: Sequence[str]) -> str:
     return name if name not in (*taken, "TABLE", "UNWRITTEN") else f"{name}_ROW_{number + 1}"
 
 
-def literal(values: dict[str, Any]) -> str:
+def literal(values: Mapping[str, object]) -> str:
     """Write a dictionary as Python does, with the quotes that this project uses."""
     return "{" + ", ".join(f"{quoted(key)}: {quoted(each)}" for key, each in values.items()) + "}"
 
 
-def quoted(value: Any) -> str:
+def quoted(value: object) -> str:
     """Write a value as Python reads it: texts in double quotes."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -45,7 +45,7 @@ def plain(text: object) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print plain data as JSON; numbers that JSON has no word for become null."""
     text = json.dumps(value, indent=2, default=str)
     typer.echo(redact(text))
@@ -116,7 +116,7 @@ def runs(
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:
-    """List the runs on a storage: state, epochs, age, size, and what tells them apart from most.
+    """List the runs on a storage: state, epochs, age, size, and their differences from most.
 
     Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs --state failed --state stale`
     """
@@ -196,7 +196,7 @@ def unpack(
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:
-    """Take a bundle into a storage. Runs that are there already are kept; nothing in a bundle is run.
+    """Unpack a bundle into a storage. Existing runs are kept; nothing in a bundle is run.
 
     Example: `retable runs unpack rl.bundle`, then `retable report`, or `retable reproduce rl/figure1 --no-train`
     """
@@ -316,7 +316,7 @@ def _code_words(differs: Sequence[str] | None, changed: Sequence[str]) -> str:
     return words + (f"; an attempt went on with another {', '.join(changed)}" if changed else "")
 
 
-def section(title: str, values: Mapping[str, Any], most: int = 30) -> None:
+def section(title: str, values: Mapping[str, object], most: int = 30) -> None:
     """Print names and values under a title; of very many, the first."""
     if not values:
         return
@@ -326,7 +326,7 @@ def section(title: str, values: Mapping[str, Any], most: int = 30) -> None:
         console.print(f"  and {len(values) - most} more: --json shows all", style="dim", markup=False)
 
 
-def number(value: Any, most: int = 200) -> str:
+def number(value: object, most: int = 200) -> str:
     """Write a value as people read it; one that is longer is cut."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retable.platform import ray_compat
 from retable.platform.console import ProgressBoard
 from retable.platform.store import lease
 from retable.platform.store.run import RunFolder
 
+if TYPE_CHECKING:
+    from ray.tune import Callback
+    from ray.tune.experiment import Trial
+
 FAILURE = "trial_failure"
-"""Under this name a trial reports what went wrong, in a line; `error` may be a metric."""
+"""Key under which a trial reports its error, in a line; `error` may be a metric."""
 TAKEN = "trial_taken"
-"""Under this name a trial reports the runs that are another command's."""
+"""Key under which a trial reports the runs that another command owns."""
 
 LATE = "trial_late"
-"""Under this name a trial reports that it did not begin, as the deadline had passed."""
+"""Key under which a trial reports that it did not start, as the deadline had passed."""
 
 Spec = Mapping[str, Any]
-"""What a trial is given."""
+"""The config of a trial."""
+Report = Mapping[str, Any]
+"""What a trial reports."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class RunProgress:
     weight: float = 1.0
 
 
-def nothing(*_: Any) -> None:
+def nothing(*_: object) -> None:
     """Do nothing."""
 
 
@@ -46,64 +52,66 @@ class TrialCallback:
     runs_of: Callable[[Spec], Sequence[RunProgress]]
     """A trial's spec -> the runs that it trains."""
     started: Callable[[Spec], None] = nothing
-    on_trial_end: Callable[[Spec, Mapping[str, Any]], None] = nothing
-    """Called with a trial's spec and its last report, in which `FAILURE` or `TAKEN` may stand."""
+    on_trial_end: Callable[[Spec, Report], None] = nothing
+    """Called with a trial's spec and its last report, which may have `FAILURE` or `TAKEN`."""
     poll: Callable[[], None] = nothing
-    """Called again and again while trials run."""
+    """Called repeatedly while trials run."""
     begun: dict[str, int] = field(default_factory=dict)
-    """Trial -> attempts at its runs when its process last died."""
+    """Trial -> number of attempts at its runs when its process last died."""
 
     trials: dict[str, Spec] = field(default_factory=dict)
-    """Trials that run."""
+    """Running trials."""
 
     @property
     def running(self) -> list[RunFolder]:
         """Return the runs in training."""
         return [piece.folder for spec in self.trials.values() for piece in self.runs_of(spec)]
 
-    def callback(self) -> Any:
+    def callback(self) -> Callback:
         """Return the Tune callback that forwards to this object."""
-        from ray.tune import Callback
+        from ray import tune
 
         watch = self
 
-        class Forward(Callback):
-            def __reduce__(self) -> Any:
-                """Pickle nothing of ours: Ray writes callbacks beside its state, and a terminal cannot be pickled."""
-                return Callback, ()
+        class Forward(tune.Callback):
+            def __reduce__(self) -> tuple[type, tuple[()]]:
+                """Pickle the base class: Ray writes callbacks beside its state, and a terminal cannot be pickled."""
+                return tune.Callback, ()
 
-            def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            def on_step_end(self, iteration: int, trials: list[Trial], **info: object) -> None:
                 watch.poll()
 
-            def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
                 for piece in watch.runs_of(trial.config):
                     watch.board.start(piece.name)
                 watch.trials[trial.trial_id] = trial.config
                 watch.started(trial.config)
 
-            def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: Any, **info: Any) -> None:
+            def on_trial_result(
+                self, iteration: int, trials: list[Trial], trial: Trial, result: Report, **info: object
+            ) -> None:
                 if "epoch" in result:
                     epoch = result["epoch"]
                     for piece in watch.runs_of(trial.config):
                         watch.board.update(piece.name, f"epoch {epoch} of {piece.epochs}", epoch, piece.epochs)
 
-            def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
                 watch.trials.pop(trial.trial_id, None)
                 watch.end(trial.config, trial.last_result or {})
 
-            def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
                 watch.died(trial)
 
-            def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
                 watch.trials.pop(trial.trial_id, None)
                 watch.end(trial.config, {FAILURE: "its process died more often than it was started again"})
 
         return Forward()
 
-    def died(self, trial: Any) -> None:
+    def died(self, trial: Trial) -> None:
         """Allow a trial whose process died to restart, unless nothing was started since its last death.
 
-        How often a training may die at one step is counted where it begins (`lease.claim`).
+        How often a training may die at one step is counted where it begins (`lease.acquire`).
         """
         with suppress(Exception):  # a storage that is away tells nothing: the trial may go on
             begun = sum(lease.newest_number(piece.folder) for piece in self.runs_of(trial.config))
@@ -112,7 +120,7 @@ class TrialCallback:
             self.begun[trial.trial_id] = begun
         ray_compat.allow_failures(trial, lease.DEATHS)
 
-    def end(self, spec: Spec, last: Mapping[str, Any]) -> None:
+    def end(self, spec: Spec, last: Report) -> None:
         """Show a trial's outcome; a stack that failed, or runs that another command owns, have none yet."""
         pieces = self.runs_of(spec)
         if FAILURE in last and len(pieces) == 1:

@@ -21,7 +21,7 @@ from retable.platform.store.lease import DEATHS
 from retable.platform.store.storage import Storage
 
 ROOM = 0.3
-"""Part of a node's object store that data sets may take: each node that trains holds all of them."""
+"""Share of a node's object store for datasets: each node that trains holds all of them."""
 AGAIN = "make or convert the data set again"
 
 
@@ -31,7 +31,7 @@ class RefHolder:
     def __init__(self) -> None:
         self.held: dict[str, Any] = {}
 
-    def put(self, where: str, arrays: list[Any]) -> None:
+    def put(self, where: str, arrays: list[object]) -> None:
         """Keep the reference to a dataset, in a list so that Ray does not fetch it."""
         self.held[where] = arrays
 
@@ -50,17 +50,17 @@ class Entry:
 
     task: Task
     config: Config
-    """Of any of them: it says how the data are made."""
+    """The config of any of them; it determines the dataset."""
     size: int = 0
-    """Bytes that it takes in the object store, as far as is known."""
+    """Bytes in the object store, as far as known."""
     pending: Any = None
-    """The Ray task that makes or reads it: its first return value is why it failed, or None."""
+    """The Ray task that prepares or reads it; its first return value is its error, or None."""
     arrays: Any = None
-    """The second one of the task that reads."""
+    """The second return value of the task that reads."""
     ready: bool = False
     failure: str = ""
     users: int = 0
-    """Trainings that may begin, or have."""
+    """Number of trials that use it."""
 
 
 @dataclass
@@ -69,13 +69,13 @@ class DatasetCache:
 
     storage: Storage
     stream: bool = False
-    """Read them as streams even where they would fit in memory."""
+    """Stream them even if they fit in memory."""
     board: ProgressBoard = field(default_factory=lambda: ProgressBoard("data", 0))
-    """Shows what is made and read, and what cannot be had."""
+    """Shows what is prepared and read, and failures."""
     entries: dict[str, Entry] = field(default_factory=dict)
     """By data folder."""
     wanted: Counter[str] = field(default_factory=Counter)
-    """Data folder -> trainings that have not ended."""
+    """Data folder -> number of trainings that have not ended."""
 
     def __post_init__(self) -> None:
         import ray
@@ -176,7 +176,7 @@ class DatasetCache:
         others = [entry for entry in self.entries.values() if entry is not wanted and (entry.ready or entry.pending)]
         return sum(entry.size for entry in others) + wanted.size > self.room and any(entry.users for entry in others)
 
-    def _end(self, where: str, ref: Any) -> None:
+    def _end(self, where: str, ref: object) -> None:
         """Process the completed task that prepared or read a dataset."""
         import ray
 

@@ -73,18 +73,11 @@ class Shard:
 
 
 class Combiner:
-    """The actor: joins one piece after another."""
+    """The actor: combines one shard after another."""
 
     def run(self, piece: Shard) -> str | None:
-        """Join a piece; return why it failed, or None."""
+        """Combine a shard; return why it failed, or None."""
         return piece.run()
-
-
-def combine_all(plan: Plan) -> dict[str, str]:
-    """Combine every row that lacks its scores; return the failures, row -> line."""
-    joiner = Ensembler(plan)
-    joiner.start(combining for combining in plan.uncombined if len(combining.inputs()) == len(combining.members))
-    return joiner.finish()
 
 
 class Ensembler:
@@ -191,9 +184,9 @@ def member_metrics(member: Scoring) -> dict[str, float]:
 
 
 class Actors:
-    """Gives pieces to actors, one a CPU that is there or may come.
+    """Runs shards on actors, one a CPU that the cluster has or may grow to.
 
-    A piece whose actor died, or is not heard of any more, is another one's; it fails where that happened three times.
+    A shard whose actor died, or does not answer any more, goes to another one; it fails after three deaths.
     """
 
     def __init__(self) -> None:
@@ -208,12 +201,12 @@ class Actors:
         return bool(self.waiting or self.running)
 
     def add(self, pieces: Iterable[Shard]) -> None:
-        """Take more pieces."""
+        """Add shards to the queue."""
         self.waiting.extend(pieces)
         self._start()
 
     def ended(self, seconds: float | None) -> list[tuple[Shard, str | None]]:
-        """Return the pieces that have ended, each with why it failed; wait so long for the first of them."""
+        """Return the completed shards, each with its error or None; block up to `seconds` for the first one."""
         import ray
 
         if not self.running:
@@ -227,7 +220,7 @@ class Actors:
         return results
 
     def _start(self) -> None:
-        """Give pieces to actors that are free, and to new ones."""
+        """Assign shards to idle actors, and to new ones."""
         import ray
 
         room = max(1, int(possible_resources().get("CPU", 1))) if self.waiting else 0
@@ -237,7 +230,7 @@ class Actors:
             self.running[actor.run.remote(piece)] = (actor, piece)
 
     def _take(self, ref: Any) -> tuple[Shard, str | None] | None:
-        """Return a piece that has ended; None where it is begun again."""
+        """Return a completed shard with its error; None if it is retried."""
         import ray
 
         actor, piece = self.running.pop(ref)

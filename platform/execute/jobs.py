@@ -106,7 +106,7 @@ def connect(address: str) -> JobSubmissionClient:
     Raises:
         UserError: where none does.
     """
-    ask(address, "/api/version")  # the client itself would wait for ever for a server that is silent
+    ask(address, "/api/version")  # the client itself would wait without limit for a server that does not answer
     from ray.job_submission import JobSubmissionClient
 
     for name in (

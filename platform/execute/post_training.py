@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from retable.platform.execute.ensembles import Ensembler
 from retable.platform.execute.scoring import ScoringTasks, scores_key
 from retable.platform.plan.plan import Combining, Plan
@@ -32,7 +30,7 @@ class After:
         """Process completed tasks and start what depends on them; block up to `seconds` for the first one."""
         import ray
 
-        pending: list[Any] = [
+        pending: list[object] = [
             *self.scorer.pending,
             *self.joiner.actors.running,
         ]  # either may hold the CPUs of the other

@@ -21,11 +21,11 @@ from retable.platform.store.lease import Lease
 from retable.platform.store.run import RunFolder
 
 GRACE = 10.0
-"""Seconds that a process which was told to end waits for its checkpoint; a step may take so long."""
+"""Seconds that a process which has to end waits for its checkpoint; a step may take so long."""
 POLL_SECONDS = 5.0
-"""Seconds between two looks for what is not told by a signal."""
+"""Seconds between polls for node drains and requests without a signal."""
 MARK = "leave"
-"""File in an attempt's folder by which a trial passes the notice on to the workers of its Train group."""
+"""File in an attempt's folder by which a trial requests a checkpoint of the workers of its Train group."""
 
 
 class Notice:
@@ -34,9 +34,9 @@ class Notice:
     def __init__(self) -> None:
         self.requested, self.saved = threading.Event(), threading.Event()
         self.members: Sequence[Lease] = ()
-        """What this process trains now."""
+        """The attempts that this process trains."""
         self.relayed = False
-        """Whether the workers of a Train group train it, in other processes."""
+        """Whether the workers of a Train group train them, in other processes."""
         self.ending = False
 
     def checkpoint_written(self) -> None:

@@ -7,11 +7,11 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retable.platform.config import parent
 from retable.platform.console import ProgressBoard, console
-from retable.platform.execute.callback import FAILURE, LATE, TAKEN, RunProgress, TrialCallback
+from retable.platform.execute.callback import FAILURE, LATE, TAKEN, Report, RunProgress, Spec, TrialCallback
 from retable.platform.execute.datasets import DatasetCache
 from retable.platform.execute.post_training import After
 from retable.platform.execute.session import possible_resources
@@ -22,18 +22,21 @@ from retable.platform.store.lease import StaleLeaseWatcher
 from retable.platform.store.run import RunFolder
 from retable.platform.text import plural
 
+if TYPE_CHECKING:
+    from ray.tune.search import Searcher
+
 STACK = 128
-"""Most members of a stack, where nobody says how many."""
+"""Maximum members of a stack, unless the user sets one."""
 POLL_SECONDS = 2.0
-"""Seconds between two looks at what has ended, at how large the cluster is, and at runs that are another command's."""
+"""Seconds between polls of completed tasks, the size of the cluster, and runs that other commands own."""
 LEAST_PENDING = 200
-"""Trials that may wait for machines at least: what waits is what makes a cluster grow."""
+"""Minimum number of trials that may be pending: pending trials make a cluster grow."""
 
 
 def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[str, str]:
     """Train what a plan lacks, in order of dependencies; return the failures, run -> line.
 
-    `after` hears of each run that is done, while others still train.
+    `after` gets each finished run while others still train.
     """
     todo = plan.missing
     gpus = possible_resources().get("GPU", 0.0)
@@ -85,10 +88,10 @@ def stack_size(needs: Requirements, gpus: float, stack: int, trainings: int) -> 
     """Return the number of trainings a stack; 1 on CPUs, where stacking gains nothing.
 
     Args:
-        needs: what one takes.
-        gpus: how many there are.
-        stack: what the user says; 0: as many as keep every GPU busy.
-        trainings: how many there are.
+        needs: the resources of one.
+        gpus: of the cluster.
+        stack: the user's maximum; 0: as many as keep every GPU busy.
+        trainings: their number.
     """
     if stack or not needs.gpus:
         return stack or 1
@@ -101,27 +104,27 @@ class Scheduler:
     """The trainings still to be done and their dependencies."""
 
     stacks: Sequence[Sequence[Training]]
-    """By number of the launch's jobs."""
+    """By the number of their job in the launch."""
     launch: Launch
     datasets: DatasetCache
     after: After | None = None
     shared: Shared = field(default_factory=dict)
-    """What all of the trainings have in common: names leave it out."""
-    ready: deque[dict[str, Any]] = field(default_factory=deque)
-    """Specs of trials that may begin."""
-    blocked: list[dict[str, Any]] = field(default_factory=list)
-    """Specs of those whose parents or data are not there yet."""
+    """Settings that all trainings share; names leave them out."""
+    ready: deque[Spec] = field(default_factory=deque)
+    """Specs of trials that may start."""
+    blocked: list[Spec] = field(default_factory=list)
+    """Specs of trials whose parents or datasets are missing."""
     running: int = 0
-    """Trials that were begun."""
-    held_by_others: dict[str, tuple[dict[str, Any], StaleLeaseWatcher]] = field(default_factory=dict)
-    """Runs that are another command's: path -> the spec that takes them up if they are left."""
+    """Number of running trials."""
+    held_by_others: dict[str, tuple[Spec, StaleLeaseWatcher]] = field(default_factory=dict)
+    """Runs that other commands own: path -> the spec that resumes each if its lease becomes stale."""
     polled: float = 0.0
     groups: int = 0
-    """Train groups that were begun."""
+    """Number of running Train groups."""
     not_begun: int = 0
-    """Trainings that did not begin, as the deadline had passed."""
+    """Number of trainings that did not start before the deadline."""
     room: dict[Requirements, int] = field(default_factory=dict)
-    """What a Train group takes -> how many such fit the cluster, where that was asked since the last look."""
+    """Resources of a Train group -> how many such fit the cluster; cleared at each poll."""
 
     def __post_init__(self) -> None:
         self.open = {training.folder.path for stack in self.stacks for training in stack}
@@ -131,25 +134,25 @@ class Scheduler:
         self.datasets.reserve(self.where(spec) for spec in self.blocked for _ in spec["members"])
         self.release_ready()
 
-    def trainings(self, spec: Mapping[str, Any]) -> list[Training]:
+    def trainings(self, spec: Spec) -> list[Training]:
         """Return the trainings of a trial."""
         return [self.stacks[spec["job"]][member] for member in spec["members"]]
 
-    def runs_of(self, spec: Mapping[str, Any]) -> list[RunProgress]:
+    def runs_of(self, spec: Mapping[str, object]) -> list[RunProgress]:
         """Return the same for the progress display."""
         return [
             RunProgress(name_of(each, self.shared), each.folder, each.config.epochs, each.task.cost(each.config))
             for each in self.trainings(spec)
         ]
 
-    def where(self, spec: Mapping[str, Any]) -> str:
+    def where(self, spec: Mapping[str, object]) -> str:
         """Return the data folder of a trial."""
         first = self.trainings(spec)[0]
         return first.task.dataset.where(first.config)
 
     def release_ready(self) -> None:
         """Enqueue the trials whose datasets are loaded and whose parents have ended, successfully or not."""
-        still: list[dict[str, Any]] = []
+        still: list[Spec] = []
         for spec in self.blocked:
             members = self.trainings(spec)
             if any(self.parent_of(training) in self.open for training in members):
@@ -164,7 +167,7 @@ class Scheduler:
                 still.append(spec)
         self.blocked = still
 
-    def enqueue(self, spec: dict[str, Any]) -> None:
+    def enqueue(self, spec: Spec) -> None:
         """Put a trial into the queue."""
         self.datasets.add_user(self.where(spec))
         self.ready.append(spec)
@@ -174,7 +177,7 @@ class Scheduler:
         before = parent(training.config)
         return RunFolder.of(self.launch.storage, training.task, before).path if before is not None else ""
 
-    def next(self) -> dict[str, Any] | None:
+    def next(self) -> Spec | None:
         """Return the spec of the next trial that may start now, or None."""
         self.poll()
         if self.launch.resources.late:
@@ -198,7 +201,7 @@ class Scheduler:
         for waiting in (self.ready, self.blocked, self.held_by_others):
             waiting.clear()
 
-    def needs(self, spec: Mapping[str, Any]) -> Requirements:
+    def needs(self, spec: Spec) -> Requirements:
         """Return the resources of a trial."""
         job: Job = self.launch.jobs[spec["job"]]
         return job.needs
@@ -224,7 +227,7 @@ class Scheduler:
                 del self.held_by_others[path]
                 self.enqueue({**spec, "dead": [number]})  # the trial finds a finished run done
 
-    def on_trial_end(self, spec: Mapping[str, Any], last: Mapping[str, Any]) -> None:
+    def on_trial_end(self, spec: Spec, last: Report) -> None:
         """Release what depends on a trial that ended; train the members of a failed stack one by one."""
         self.running -= 1
         self.groups -= self.needs(spec).workers > 1
@@ -253,25 +256,27 @@ class Scheduler:
         self.datasets.release(self.where(spec), over)
         self.release_ready()
 
-    def searcher(self) -> Any:
+    def searcher(self) -> Searcher:
         """Return the Tune searcher that serves as the queue of trials."""
-        from ray.tune.search import Searcher
+        from ray.tune import search
 
         flow = self
 
-        class Queue(Searcher):
-            def __reduce__(self) -> Any:
-                """Pickle nothing of ours: Ray keeps searchers beside its state, and a terminal cannot be pickled."""
-                return Searcher, ()
+        class TuneQueue(search.Searcher):
+            def __reduce__(self) -> tuple[type, tuple[()]]:
+                """Pickle the base class: Ray writes searchers beside its state, and a terminal cannot be pickled."""
+                return search.Searcher, ()
 
-            def set_search_properties(self, metric: str | None, mode: str | None, config: Any, **spec: Any) -> bool:
+            def set_search_properties(
+                self, metric: str | None, mode: str | None, config: object, **spec: object
+            ) -> bool:
                 return True
 
             def suggest(self, trial_id: str) -> Any:
                 return self.FINISHED if flow.is_done else flow.next()
 
-            def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
-                """Do nothing: the watch tells us."""
+            def on_trial_complete(self, trial_id: str, result: object = None, error: bool = False) -> None:
+                """Do nothing: `TrialCallback` reports the end."""
 
             def save(self, checkpoint_path: str) -> None:
                 """Keep nothing: what was trained is on the storage."""
@@ -279,4 +284,4 @@ class Scheduler:
             def restore(self, checkpoint_path: str) -> None:
                 """Go on from nothing."""
 
-        return Queue()
+        return TuneQueue()

@@ -31,11 +31,11 @@ class ScoringTasks:
     plan: Plan
     resources: Resources = field(default_factory=Resources)
     gpus: float = 0.0
-    """GPUs that there are, or may come."""
+    """GPUs that the cluster has or may grow to."""
     pending: dict[Any, PendingTask] = field(default_factory=dict)
-    """By the Ray task that is waited for."""
+    """By Ray task."""
     submitted: set[str] = field(default_factory=set)
-    """Keys of predictions and scorings that were started."""
+    """Keys of started predictions and scorings."""
 
     def __post_init__(self) -> None:
         import ray
@@ -76,10 +76,10 @@ class ScoringTasks:
         predict = self.predict.options(num_cpus=needs.cpus, num_gpus=needs.gpus)
         return predict.remote(item.task.name, item.config, item.view, item.folder, item.joined)
 
-    def _score(self, item: Scoring, waits: Sequence[Any]) -> Any:
+    def _score(self, item: Scoring, waits: Sequence[object]) -> Any:
         return self.score.remote(item.task.name, item.config, item.view, item.folder, *waits)
 
-    def _await(self, ref: Any, item: Scoring | Prediction, closes: Sequence[str]) -> None:
+    def _await(self, ref: object, item: Scoring | Prediction, closes: Sequence[str]) -> None:
         weight = item.task.view_cost(item.config, item.view)
         self.pending[ref] = PendingTask(name_of_view(item, self.plan.shared), weight, tuple(closes))
         self.board.add(weight)
@@ -91,7 +91,7 @@ class ScoringTasks:
             if folder.result() is not None:
                 self.submit(folder)
 
-    def finish_task(self, ref: Any) -> None:
+    def finish_task(self, ref: object) -> None:
         """Report a completed Ray task."""
         waited = self.pending.pop(ref)
         if report_result(self.board, waited.name, task_error(ref), waited.weight):
@@ -105,11 +105,11 @@ class PendingTask:
     name: str
     weight: float
     closes: tuple[str, ...]
-    """Keys of what is there once it has ended well."""
+    """Keys that exist once the task has succeeded."""
 
 
 WAIT = 30.0
-"""Seconds in which a node that nobody uses begins work that wants all of it."""
+"""Seconds in which an idle node starts a task that reserves all of it."""
 
 
 def scores_key(key: str) -> str:
@@ -204,7 +204,7 @@ def training_metrics(folder: RunFolder, view: View, epochs: int) -> dict[str, fl
 
 def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
     """Read what a view of a finished run is scored from: shard -> arrays."""
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, object] = {}
     for read in task.reads(view):
         place = folder.artifacts(read, weights_digest(folder, read))
         shards = shards_of(task, config, [read], folder.storage, place)
@@ -259,7 +259,7 @@ def failed(folder: RunFolder, view: View, error: Exception) -> str:
 
 
 def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder) -> str | None:
-    """Do all that one view of a finished run needs, here and now; return why it failed, or None."""
+    """Predict and score one view of a finished run in this process; return why it failed, or None."""
     failures = [predict_one(task.name, config, read, folder, joined=False) for read in task.reads(view)]
     return score_one(task.name, config, view, folder, *failures)
 
@@ -343,7 +343,7 @@ def _current_node() -> str:
 def measure_one(
     row: Measurement, config: Config, storage: Storage, stem: str, data: str = "", measured_on: str = ""
 ) -> str | None:
-    """Take one measurement and keep it, named by the device it was taken on; `data`: the data set that it reads."""
+    """Take one measurement and write it, named by its device; `data`: the dataset that it reads."""
     try:
         given = dict(row.arguments)
         if row.reads_data:

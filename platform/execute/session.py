@@ -71,7 +71,7 @@ class Interrupt:
         self._since = -math.inf
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        """Take a signal.
+        """Handle a signal.
 
         Raises:
             KeyboardInterrupt: for either signal, as it is the one exception that Ray's own waiting lets through.
@@ -81,7 +81,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def announce(self) -> None:
-        """Say once that the work was interrupted, if it was."""
+        """Print once that the work was interrupted, if it was."""
         if self.received and not self._told:
             self._told = True
             errors.print(INTERRUPTED)

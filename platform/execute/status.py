@@ -63,7 +63,7 @@ def listing(address: str, kind: str) -> Sequence[Mapping[str, Any]]:
     """Return the entries of a kind in Ray's state API."""
     answer = ask(address, f"/api/v0/{kind}?detail=1&limit=10000")
     try:
-        rows: Sequence[Mapping[str, Any]] = answer["data"]["result"]["result"]
+        rows: Sequence[Mapping[str, object]] = answer["data"]["result"]["result"]
     except (KeyError, TypeError) as error:
         raise UserError(f"{address}: does not answer as Ray's dashboard does; is it one?") from error
     return rows

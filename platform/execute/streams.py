@@ -32,7 +32,7 @@ SLOWEST = 86_400
 """Seconds a consumer may take over its pieces before Ray Data gives up: a day, as steps on a CPU are slow."""
 
 
-def stream(pieces: Sequence[Mapping[str, Any]], fetch: Fetch, size: int = 0) -> Iterator[Mapping[str, Array]]:
+def stream(pieces: Sequence[Mapping[str, object]], fetch: Fetch, size: int = 0) -> Iterator[Mapping[str, Array]]:
     """Yield `fetch(piece)` for each piece, in order; each is fetched once, by a Ray Data task.
 
     Without Ray (a plain process that trains alone) the pieces are fetched here.
@@ -165,7 +165,7 @@ def decode(table: pa.Table) -> dict[str, Array]:
 
 
 def map_over(
-    shares: Sequence[pa.Table], worker: Callable[..., Callable[[pa.Table], pa.Table]], *given: Any, in_order: bool
+    shares: Sequence[pa.Table], worker: Callable[..., Callable[[pa.Table], pa.Table]], *given: object, in_order: bool
 ) -> Iterator[dict[str, Any]]:
     """Distribute tables over actors of Ray Data; yield the rows of their results.
 

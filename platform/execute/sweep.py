@@ -17,7 +17,7 @@ from typing import Any
 from retable.platform.config import Config, View, describe, flatten, override, parent
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, nearest
-from retable.platform.execute.callback import FAILURE, RunProgress, TrialCallback
+from retable.platform.execute.callback import FAILURE, Report, RunProgress, Spec, TrialCallback
 from retable.platform.execute.datasets import DatasetCache
 from retable.platform.execute.run import execute, prepare_data
 from retable.platform.execute.scheduler import POLL_SECONDS
@@ -102,12 +102,12 @@ class SweepLaunch(Launch):
     points: Sequence[Mapping[str, object]] = ()
     """Points that trials name by number; the others draw theirs."""
 
-    def point(self, spec: Mapping[str, Any]) -> dict[str, object]:
+    def point(self, spec: Spec) -> dict[str, object]:
         """Return the point that a trial's spec names or is."""
         point = self.points[spec["point"]] if self.points else spec
         return {path: plain(value) for path, value in point.items()}
 
-    def needs(self, spec: Mapping[str, Any]) -> Requirements:
+    def needs(self, spec: Mapping[str, object]) -> Requirements:
         """Return the resources of a trial."""
         return self.needs_of(self.sweep.config(self.point(spec)))
 
@@ -185,7 +185,7 @@ def measured(folder: RunFolder, view: View) -> dict[str, Any]:
     return {**result["metrics"], **scores["metrics"], "epoch": folder.history()[-1]["epoch"]}
 
 
-def note_value(point: Point, sweep: Sweep, last: Mapping[str, Any]) -> None:
+def note_value(point: Point, sweep: Sweep, last: Report) -> None:
     """Set a point's value from its metrics; None if the run diverged or the value is not finite."""
     result, metric = sweep.folder(point.overrides).result() or {}, sweep.space.metric
     diverged, value = result.get("diverged"), last.get(metric)
@@ -265,11 +265,11 @@ class Journal:
         """Return the callback that updates the progress board and the journal."""
         sweep = launch.sweep
 
-        def pieces(spec: Mapping[str, Any]) -> list[RunProgress]:
+        def pieces(spec: Mapping[str, object]) -> list[RunProgress]:
             point = launch.point(spec)
             return [RunProgress(describe(point), sweep.folder(point), sweep.base.epochs)]
 
-        def note(spec: Mapping[str, Any], last: Mapping[str, Any] | None = None) -> None:
+        def note(spec: Mapping[str, object], last: Mapping[str, object] | None = None) -> None:
             point = self.point(sweep, launch.point(spec))
             self.points[point.key] = point
             if last is not None:
@@ -305,7 +305,7 @@ def _run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
     _run_trials_of(space.domains, samples, launch, journal, search_alg=search, num_samples=samples, **one)
 
 
-def _takes_values(search: Any) -> bool:
+def _takes_values(search: object) -> bool:
     """Return whether a searcher of Tune can be given the values of points that were evaluated before."""
     from ray.tune.search import Searcher
 
@@ -314,7 +314,7 @@ def _takes_values(search: Any) -> bool:
 
 
 def _run_trials_of(
-    space: Mapping[str, Any], count: int, launch: SweepLaunch, journal: Journal, **settings: Any
+    space: Mapping[str, object], count: int, launch: SweepLaunch, journal: Journal, **settings: object
 ) -> None:
     """Run so many trials of a Tune experiment, and keep the board and the journal meanwhile."""
     sweep = launch.sweep
@@ -327,7 +327,7 @@ def _run_trials_of(
         fit(space, launch, watch, launch.needs, try_point, needs.workers == 1, scheduler=stopper, **settings)
 
 
-def try_point(spec: Mapping[str, Any], launch: SweepLaunch) -> None:
+def try_point(spec: Mapping[str, object], launch: SweepLaunch) -> None:
     """Train one point in a trial, scored after each epoch. A finished run is only scored, another's is waited for."""
     from ray import tune
 

@@ -20,7 +20,7 @@ from retable.platform import ray_compat
 from retable.platform.config import Config, override
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line, traceback_carried
 from retable.platform.execute import preemption
-from retable.platform.execute.callback import FAILURE, LATE, TAKEN, TrialCallback
+from retable.platform.execute.callback import FAILURE, LATE, TAKEN, Spec, TrialCallback
 from retable.platform.execute.session import (
     check_node,
     check_room,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What one trial trains: a stack of members, usually one."""
+    """The work of one trial: a stack of members, usually one."""
 
     task: str
     configs: tuple[Config, ...]
@@ -52,13 +52,13 @@ class Job:
     view: Any | None = None
     """Scored after each epoch, for a sweep."""
     metric: str = ""
-    """What a sweep must find in each report."""
+    """The metric that a sweep requires in each report."""
     retry: bool = False
     """Whether members that diverged are trained again."""
     dead: tuple[int, ...] = ()
-    """For each member the number of the last attempt that is known to be dead, where any is."""
+    """For each member the number of the last attempt known to be dead, if any."""
     needs: Requirements = field(default_factory=Requirements)
-    """What the trial takes."""
+    """The resources of the trial."""
 
     def of(self, members: Sequence[int], dead: Sequence[int]) -> Job:
         """Return the job of some members alone."""
@@ -73,24 +73,24 @@ itself asks each worker all the while, and gives one up after the same time."""
 
 @dataclass(frozen=True)
 class Launch:
-    """What every trial of one launch shares; sent once."""
+    """The settings that all trials of a launch share; sent once."""
 
     storage: Storage
     resources: Resources
     provenance: Mapping[str, Any]
     holder: Any = None
-    """The actor that holds the data sets (`datasets.Lender`); None: each is read as a stream."""
+    """The actor that holds the data sets (`datasets.RefHolder`); None: each is read as a stream."""
     gpus: float = 0.0
     """GPUs that the cluster has or may come to have."""
     jobs: Sequence[Job] = ()
     track: Mapping[str, str] = field(default_factory=dict)
-    """What workers must know of the experiment tracker (`trackers.prepare`); nothing: there is none."""
+    """Settings of the experiment tracker for workers (`trackers.prepare`); empty without one."""
     scratch: str = ".ray"
     """Folder of the storage where Ray keeps its own state while it runs."""
     hung: int = field(default_factory=lambda: HUNG)
     """Seconds that workers of a Train group wait for each other."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    """Tells one command's trials from another's."""
+    """Distinguishes the trials of commands."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Members:
     """The members of a trial's job that are unfinished and whose leases it holds."""
 
     job: Job
-    """With these members alone."""
+    """The job of these members."""
     folders: tuple[RunFolder, ...]
     attempts: tuple[Lease, ...]
 
@@ -106,7 +106,7 @@ class Members:
         """Check that this trial still owns all of the runs.
 
         Raises:
-            Taken: where one is not.
+            LeaseLost: if another attempt owns one.
         """
         for attempt in self.attempts:
             attempt.check_owner()
@@ -223,13 +223,13 @@ def open_data(task: Task, configs: Sequence[Config], source: Source, launch: Lau
     return task.dataset.open(ray.get(held[0]) if held else None, source, configs)
 
 
-def require(metric: str, metrics: Mapping[str, Any]) -> None:
+def require(metric: str, metrics: Mapping[str, object]) -> None:
     """Raise a UserError where a metric is not among those that were taken."""
     if metric not in metrics:
         raise UserError(f"no metric {metric!r} was taken{nearest(metric, metrics)}")
 
 
-def trial(spec: Mapping[str, Any], launch: Launch) -> None:
+def trial(spec: Spec, launch: Launch) -> None:
     """Train the job that `spec` names by number, or those of its members that it names."""
     from ray import tune
 
@@ -296,7 +296,7 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
         work: names the trial: where Ray begins it again, its former attempt is over.
 
     Raises:
-        Taken: at the end, where others have runs of it.
+        LeaseLost: at the end, if other commands own runs of it.
     """
     from ray import tune
 
@@ -483,7 +483,7 @@ def fit(
     trainable_space: Mapping[str, Any],
     launch: Launch,
     watch: TrialCallback,
-    needs: Callable[[Mapping[str, Any]], Requirements],
+    needs: Callable[[Spec], Requirements],
     trainable: Callable[..., None] = trial,
     reuse: bool = True,
     **tune_config: Any,
@@ -504,8 +504,8 @@ def fit(
     launch = dataclasses.replace(launch, scratch=f".ray/{uuid.uuid4().hex[:12]}")
     ray_compat.mix_in(trainable, preemption.SigtermMixin)
 
-    def request(spec: Mapping[str, Any]) -> Any:
-        """Say what a trial asks for, by what there is now: Tune asks when it makes the trial."""
+    def request(spec: Spec) -> Any:
+        """Return a trial's resource request for the current cluster: Tune asks when it makes the trial."""
         return tune.PlacementGroupFactory([{k: v for k, v in tune_request(needs(spec)).items() if v}])
 
     try:

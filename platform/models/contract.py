@@ -33,7 +33,7 @@ class Exported(Protocol):
 class Exporter(Protocol):
     """Reads and writes exported files: a task's module `export`."""
 
-    def write_export(self, run: TrainedRun, /, **options: Any) -> bytes:
+    def write_export(self, run: TrainedRun, /, **options: object) -> bytes:
         """Return the exported file of a finished run."""
 
     def read_export(self, data: bytes, name: str, /) -> Exported:
@@ -49,7 +49,7 @@ class Selector(Protocol):
     def best(self, runs: Sequence[TrainedRun], /) -> Mapping[str, Choice]:
         """Return the best of finished runs, by the name each is served as. Raises UserError if none has a number."""
 
-    def is_real(self, info: Mapping[str, Any], /) -> bool:
+    def is_real(self, info: Mapping[str, object], /) -> bool:
         """Return whether `dataset.json` is of measured data, not of generated ones."""
 
 
@@ -61,10 +61,10 @@ class Answers(Protocol):
     SUFFIXES: Collection[str]
     """Suffixes of the files that it reads."""
 
-    def target(self, source: Path, options: Any, /) -> str:
+    def target(self, source: Path, options: object, /) -> str:
         """Return the name of the answer to a file."""
 
-    def answering(self, model: Any, options: Any, /) -> Callable[[Path], bytes]:
+    def answering(self, model: object, options: object, /) -> Callable[[Path], bytes]:
         """Return a function from a file to its answer. Raises UserError if model and options do not fit."""
 
 

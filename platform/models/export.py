@@ -32,7 +32,7 @@ DEFAULT_SCALE = "smoke"
 """What `retable train`, `sweep` and `reproduce` run at where they name none."""
 
 
-def about(run: TrainedRun, epoch: int = 0, **more: Any) -> dict[str, Any]:
+def about(run: TrainedRun, epoch: int = 0, **more: object) -> dict[str, Any]:
     """Return the metadata of a run's exported file: flat, and all of it JSON.
 
     Args:
@@ -138,7 +138,9 @@ def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> 
     raise UserError(f"{name}: its metadata `{key}` are missing or no JSON object; {remedy}")
 
 
-def export(task: str, run: str, storage: str, file: Path, suffix: str = ".safetensors", **options: Any) -> TrainedRun:
+def export(
+    task: str, run: str, storage: str, file: Path, suffix: str = ".safetensors", **options: object
+) -> TrainedRun:
     """Write a run's exported file, print its size, and return the run, as `retable TASK export` does.
 
     Args:

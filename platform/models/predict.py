@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -79,7 +78,7 @@ def predict(
 class Answerer:
     """An actor of Ray Data: holds a model, and answers the files of a block."""
 
-    def __init__(self, task: str, sha256: str, options: Any, storage: Storage) -> None:
+    def __init__(self, task: str, sha256: str, options: object, storage: Storage) -> None:
         model = contract.exporter(task).read_export(export.kept(task, sha256, storage), task)
         self.answering = contract.answers(task).answering(model, options)
 
@@ -182,7 +181,7 @@ def plan(sources: Sequence[Path], out: Path, target: Callable[[Path], str]) -> t
     return [Job(source, place) for place, source in jobs.items()], failures
 
 
-def remember(out: Path, record: Mapping[str, Any]) -> None:
+def remember(out: Path, record: Mapping[str, object]) -> None:
     """Write to a folder which model and options make its answers.
 
     Raises:

@@ -43,7 +43,7 @@ class Choice:
     """Whether its data are real."""
 
     def line(self) -> str:
-        """Say it in one line."""
+        """Return the choice as one line."""
         data = "real" if self.real else "generated"
         of = f"the best of {self.among}" if self.among > 1 else "the only one"
         if self.value is None:
@@ -76,7 +76,7 @@ def eligible_runs(task: str, storage: Storage) -> list[TrainedRun]:
 
 def info_of(run: TrainedRun) -> Mapping[str, Any]:
     """Return `dataset.json` of a run's data, as it was when the run began."""
-    made: Mapping[str, Any] = export.provenance(run).get("data") or run.source.info
+    made: Mapping[str, object] = export.provenance(run).get("data") or run.source.info
     return made
 
 
@@ -90,7 +90,7 @@ def choose(
     runs: Sequence[TrainedRun],
     score: Callable[[TrainedRun], float],
     metric: str,
-    real: Callable[[Mapping[str, Any]], bool],
+    real: Callable[[Mapping[str, object]], bool],
     mode: Literal["max", "min"] = "max",
     comparable: Callable[[TrainedRun], Hashable] = _same_data,
     smoke: bool = False,
@@ -170,7 +170,7 @@ def _number(run: TrainedRun, score: Callable[[TrainedRun], float], failures: lis
     return value
 
 
-def _rank(run: TrainedRun, real: Callable[[Mapping[str, Any]], bool]) -> Rank:
+def _rank(run: TrainedRun, real: Callable[[Mapping[str, object]], bool]) -> Rank:
     scales, scale = list(run.task.scales()), export.scale_of(run)
     return real(info_of(run)), scales.index(scale) if scale in scales else -1
 

@@ -24,7 +24,7 @@ def audit(plan: Plan, known: Mapping[str, Learnt], rates: Mapping[str, float]) -
         known: what finished runs took.
         rates: units a second of a GPU, as `python -m benchmarks gpu` measured; none: no GPU hours.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for name, (_, table) in plan.tables.items():
         for row in table.rows:
             entry = {"table": name, "row": row.label}
@@ -48,7 +48,7 @@ def _combined_state(plan: Plan, combining: Combining) -> str:
 
 
 def _replicate(
-    plan: Plan, name: str, row: Any, replicate: Replicate, known: Mapping[str, Learnt], rates: Mapping[str, float]
+    plan: Plan, name: str, row: object, replicate: Replicate, known: Mapping[str, Learnt], rates: Mapping[str, float]
 ) -> dict[str, Any]:
     task, _ = plan.tables[name]
     config, ancestor = replicate.config, parent(replicate.config)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
@@ -52,7 +52,7 @@ def core_seconds(plan: Plan, known: Mapping[str, Learnt]) -> float:
     return plan.cost - training + learnt
 
 
-def training_cost(task: Task, config: Any, known: Mapping[str, Learnt]) -> float:
+def training_cost(task: Task, config: object, known: Mapping[str, Learnt]) -> float:
     """Return the seconds of one CPU core that a training takes: as was learnt, else as its task estimates."""
     return task.cost(config) * (known[task.name].factor if task.name in known else 1.0)
 

@@ -105,7 +105,7 @@ def read_prices(file: str) -> Prices:
     )
 
 
-def _price(file: str, name: str, entry: Mapping[str, Any]) -> Price:
+def _price(file: str, name: str, entry: Mapping[str, object]) -> Price:
     where = f'{file}: [instances."{name}"]'
     _known(where, entry, Price.__dataclass_fields__)
     gpu = entry.get("gpu", "")
@@ -159,7 +159,7 @@ def read_cluster(file: str, prices: Prices) -> Cluster:
     return document
 
 
-def _launcher(file: str, written: dict[str, Any], prices: Prices) -> Cluster:
+def _launcher(file: str, written: dict[str, object], prices: Prices) -> Cluster:
     config = _checked(file, written)
     kinds, head = config["available_node_types"], config["head_node_type"]
     node_types = {}
@@ -174,7 +174,7 @@ def _launcher(file: str, written: dict[str, Any], prices: Prices) -> Cluster:
     return Cluster(head=node_types[head], workers=workers, most=int(config["max_workers"]), idle=idle)
 
 
-def _checked(file: str, written: dict[str, Any]) -> dict[str, Any]:
+def _checked(file: str, written: dict[str, object]) -> dict[str, Any]:
     """Return a launcher's file with Ray's defaults, checked by Ray's own schema."""
     import click
     import jsonschema
@@ -275,7 +275,7 @@ def _node(
     )
 
 
-def spot(node: Mapping[str, Any]) -> bool:
+def spot(node: Mapping[str, object]) -> bool:
     """Return whether a node's settings ask for a spot node, on AWS, Google, Azure or by a Kubernetes selector."""
     for key, value in _leaves(node):
         named = "spot" in key.lower() or "preemptible" in key.lower()
@@ -284,7 +284,7 @@ def spot(node: Mapping[str, Any]) -> bool:
     return False
 
 
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, key: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _leaves(inner, str(name))

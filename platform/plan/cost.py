@@ -260,7 +260,7 @@ def remarks(estimated: Estimate) -> Iterator[tuple[str, str]]:
 
 
 def stored(estimated: Estimate) -> str:
-    """Say how much the runs will take on the storage."""
+    """Return how much the runs will take on the storage, in words."""
     size, unknown = estimated.storage
     month = f"{estimated.prices.currency} {amount(size / 1e9 * estimated.prices.gigabyte_month)} a month"
     rest = f"; of {', '.join(unknown)} not known" if unknown else ""
@@ -269,7 +269,7 @@ def stored(estimated: Estimate) -> str:
 
 
 def times(estimated: Estimate) -> str:
-    """Say where the times are from."""
+    """Return the source of the times, in words."""
     guess = "the tasks' own rough estimates of CPU time, a CPU of a node counted as one core"
     place = _gpu_place(estimated.cluster)
     if place is None:

@@ -701,7 +701,7 @@ def read_timing(storage: Storage, path: str) -> dict[str, Any]:
 
 
 def _timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str:
-    """Return where a measurement lies: named by the function, what it is told, the config and this kind of device."""
+    """Return the path of a measurement: by its function, arguments, config and this kind of device."""
     run = RunFolder.of(plan.storage, task, replicate.config).fingerprint
     arguments = "".join(f"-{name}={row.arguments[name]}" for name in sorted(row.arguments) if _is_told(row, name))
     name = stored_key(row.measure, row.measure.__name__)
@@ -734,7 +734,7 @@ def timing_read(plan: Plan, task: Task, row: Measurement, replicate: Replicate) 
 
 
 def name_of(item: Training | Scoring | Prediction | Timing, shared: Shared | None = None) -> str:
-    """Name a piece of work: task, what tells its config from the defaults and from the others, the first digits.
+    """Return a name of a work item: task, what distinguishes its config from the defaults and others, first digits.
 
     Args:
         item: the piece.

@@ -50,7 +50,7 @@ def apart(plan: Plan, name: str, results: Results) -> dict[str, list[str]]:
 
 
 def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
-    """Say why measured and published are not subtracted (`apart`); empty where they are, in every row."""
+    """Return why measured and published numbers are not compared (`apart`); empty if they are, in every row."""
     without = {label: why for label, why in reasons.items() if why}
     if not without:
         return ""

@@ -190,16 +190,16 @@ def diff_runs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
     return {name: changes for name, changes in different.items() if changes}
 
 
-def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _changes(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[Any, Any]]:
     pairs = {name: (first.get(name), second.get(name)) for name in [*first, *second]}
     return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
 
 
-def _shared(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _shared(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[Any, Any]]:
     return {name: (value, second[name]) for name, value in first.items() if name in second and _number(value)}
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -208,12 +208,12 @@ def _data(run: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{f"data.{name}": value for name, value in made.items()}, "digest": run["result"].get("data")}
 
 
-def _code(made: Mapping[str, Any]) -> Mapping[str, Any]:
+def _code(made: Mapping[str, object]) -> Mapping[str, Any]:
     kept = made.get("code")
     return kept if isinstance(kept, dict) else {}
 
 
-def _changed(made: Sequence[Mapping[str, Any]]) -> list[str]:
+def _changed(made: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the parts of the code that were not the same in all of a run's attempts."""
     first, *others = [code for code in map(_code, made) if code] or [{}]
     return sorted({name for code in others for name in _changes(first, code)})

@@ -69,7 +69,7 @@ class Comparison:
     only_after: Sequence[str]
 
     def lines(self) -> Iterator[str]:
-        """Say it, a line each."""
+        """Return the differences, a line each."""
         yield f"{len(self.changes)} cells changed, {self.same} did not; {len(self.turns)} verdicts turned"
         yield from map(str, self.turns)
         yield from map(str, self.changes)

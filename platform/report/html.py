@@ -356,7 +356,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
 
 
 def meta(parts: Sequence[FilledTable], storage: str) -> list[str]:
-    """Say when the newest run began, of which commits the runs are, and where: of a folder of this machine its name."""
+    """Return when the newest run began, the commits of the runs, and their storage: of a local folder its name."""
     made = [run["provenance"] for run in runs_of(parts).values()]
     days = sorted({str(each.get("started", ""))[:10] for each in made} - {""})
     commits = sorted({str(each.get("commit", ""))[:7] for each in made} - {"", "None"})

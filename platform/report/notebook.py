@@ -82,7 +82,7 @@ class Runs(list[Run]):
         return render("grid", title=f"{len(self)} runs", header=header, rows=rows[:ROWS], more=len(rows) - ROWS)
 
 
-def _only_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def _only_config(config: Mapping[str, object]) -> dict[str, Any]:
     return {path: value for path, value in config.items() if path not in FIELDS}
 
 
@@ -252,7 +252,7 @@ def curves(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return charts[:PANELS]
 
 
-def _main_names(metrics: Mapping[str, Any]) -> list[str]:
+def _main_names(metrics: Mapping[str, object]) -> list[str]:
     """Return the names of metrics, those first that are of the whole (`loss`, not `loss/layer1`)."""
     return sorted((name for name in metrics if name not in AXES), key=lambda name: "/" in name)
 
@@ -309,7 +309,7 @@ def _sweep_html(result: SweepResult) -> str:
 # HTML ------------------------------------------------------------------------------------------------------------
 
 
-def render(what: str, **values: Any) -> str:
+def render(what: str, **values: object) -> str:
     """Return a part of the template; all text in it is escaped."""
     part: Callable[..., str] = getattr(_template(), what)
     return str(part(**values))

@@ -215,7 +215,7 @@ class Packer:
         """Return what the manifest says besides its members."""
         made = provenance.collect()
         names = ("host", "device", "system", "commit", "dirty", "versions")
-        about: dict[str, Any] = {name: made[name] for name in names if name in made}
+        about: dict[str, object] = {name: made[name] for name in names if name in made}
         what = {"tables": self.requests, "weights": self.weights, "resume": self.resume, "data": self.data}
         return {**about, **what, "packed": made["started"]}
 
@@ -360,12 +360,12 @@ class Packer:
 
 
 def unpack(file: Path, storage: Storage) -> Unpacked:
-    """Take a bundle into a storage. All of it is verified before anything is written.
+    """Unpack a bundle into a storage. All of it is verified before anything is written.
 
     Raises:
         UserError: if the file is damaged or no bundle, or the storage cannot be written.
     """
-    about: dict[str, dict[str, Any]] = {}
+    about: dict[str, dict[str, object]] = {}
 
     def check(member: Member, data: bytes) -> None:
         try:
@@ -417,7 +417,7 @@ class Taker:
             if "result" in files and digest not in (None, files["result"]["data"]):
                 self.result.other_data.append(run)
 
-    def _ours(self, task: Task, run: str, result: Mapping[str, Any]) -> bool:
+    def _ours(self, task: Task, run: str, result: Mapping[str, object]) -> bool:
         """Return whether a config is of this version of its task, and the one that its run is named by."""
         try:
             config = _config(task, result)
@@ -425,7 +425,7 @@ class Taker:
             return False
         return result["version"] == task.version and fingerprint(task.name, task.version, config) == run
 
-    def _keep(self, folder: RunFolder, own: Mapping[str, Any], sent: Mapping[str, Any] | None) -> None:
+    def _keep(self, folder: RunFolder, own: Mapping[str, object], sent: Mapping[str, object] | None) -> None:
         """Leave a finished run as it is; add what one that was sent before lacks, if it is the same."""
         self.result.kept.append(f"run {folder.fingerprint}")
         if folder.bundle() and sent and (own["weights"], own["data"]) == (sent["weights"], sent["data"]):

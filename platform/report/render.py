@@ -21,7 +21,7 @@ REPLICATES = 6
 
 
 def number(value: float | None, form: str) -> str:
-    """Write a number, or a dash where there is none."""
+    """Return a number as text, or a dash if there is none."""
     return "–" if value is None else format(value, form)
 
 
@@ -63,7 +63,7 @@ def label(row: FilledRow) -> str:
 
 
 def state(row: FilledRow) -> str:
-    """Say why a row has no number: it is not run here, or it diverged; a dash where it is just not there yet."""
+    """Return why a row has no number: not run here, or diverged; a dash if it does not exist yet."""
     if row.absent:
         return "absent"
     return "diverged" if any(replicate.diverged for replicate in row.replicates) else "–"
@@ -96,13 +96,13 @@ def commits(part: FilledTable) -> str:
 
 
 def sent(part: FilledTable) -> bool:
-    """Say whether all results of a table came in bundles."""
+    """Return whether all results of a table came in bundles."""
     found = [leaf for row in part.rows for each in row.replicates for leaf in each.origin.members or (each.origin,)]
     return bool(found) and all(leaf.bundle for leaf in found)
 
 
 def bundled(part: FilledTable) -> list[str]:
-    """Say how many of a table's results came in a bundle, and when and where each bundle was packed."""
+    """Return how many of a table's results came in a bundle, and when and where each bundle was packed."""
     results = {leaf.run: leaf for row in part.rows for each in row.replicates
                for leaf in each.origin.members or (each.origin,)}  # fmt: skip
     packed = Counter((o.bundle["packed"][:10], o.bundle["packed_on"]) for o in results.values() if o.bundle)
@@ -111,7 +111,7 @@ def bundled(part: FilledTable) -> list[str]:
 
 
 def came(origin: Origin) -> str:
-    """Say which bundle a number came in, and when and on which machine it was measured; empty if it was made here."""
+    """Return the bundle of a number, with time and machine of its measurement; empty if it was made here."""
     bundle = origin.bundle
     if not bundle:
         return ""

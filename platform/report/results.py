@@ -380,7 +380,7 @@ def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
             yield clean(task.dataset.describe(info))
 
 
-def _came(bundle: Any, made: Mapping[str, Any]) -> dict[str, str]:
+def _came(bundle: object, made: Mapping[str, object]) -> dict[str, str]:
     """Return which bundle a number came in, and when and where it was measured; nothing of one that was made here."""
     if not isinstance(bundle, dict):
         return {}
@@ -399,7 +399,7 @@ def _full(task: Task, name: str) -> dict[str, float]:
     table = comparable.published_table(task, name)
     if table is None:
         return {}
-    configs: dict[str, Any] = {}
+    configs: dict[str, object] = {}
     for row in table.rows:
         for replicate in (
             expand(table, row, task.config(), task.view()) if isinstance(row, Row) and not row.absent else ()
@@ -412,7 +412,7 @@ def _full(task: Task, name: str) -> dict[str, float]:
 
 
 def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]:
-    """Return what is told of each run behind a number, each once."""
+    """Return the facts about each run behind a number, each once."""
     states = {}
     for replicate in (each for rows in results.replicates.values() for each in rows):
         for config in [replicate.config] if replicate.config is not None else []:
@@ -431,7 +431,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]
 
 
 def adopted(task: Task, results: Results, runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Say which rows show weights that others trained; empty where none does."""
+    """Return which rows show weights that others trained, in words; empty if none does."""
     others = {digits for digits, run in runs.items() if "adopted" in run["provenance"]}
     if not others:
         return ""

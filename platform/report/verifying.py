@@ -54,13 +54,13 @@ class Checked:
         return asdict(self)
 
     def line(self) -> str:
-        """Say it in one line."""
+        """Return the outcome as one line."""
         numbers = f", {self.compared} numbers" if self.compared else ""
         how = f", relative tolerance {self.tolerance:g}" if self.tolerance else ""
         return f"{self.task} {self.run}: {self.verdict}{numbers}{how}" + (f" ({self.why})" if self.why else "")
 
     def details(self, most: int = 10) -> list[str]:
-        """Say which metrics differ; of very many, the first."""
+        """Return which metrics differ; of very many, the first."""
         lines = [f"{name}: was {was!r}, is {now!r}" for name, (was, now) in self.different.items()]
         return lines[:most] + ([f"and {len(lines) - most} more: --json shows all"] if len(lines) > most else [])
 
@@ -117,7 +117,7 @@ def _sent(unpacked: Storage, run: str) -> Sent:
 
 @contextmanager
 def _data_of(storage: Storage, place: Storage, sent: Sequence[Sent]) -> Iterator[None]:
-    """Let a local storage read the datasets, and imported weights, of another one, while the block runs."""
+    """Give a local storage access to the datasets and imported weights of another one, while the block runs."""
     links = []
     if storage.is_local and place.is_local and storage.root != place.root:
         wanted = [f"data/{each.task.dataset.where(each.config)}" for each in sent]
@@ -218,7 +218,7 @@ def other_conditions(task: str, was: Mapping[str, Any], now: Mapping[str, Any]) 
     return f"another {', '.join(other)}" if other else ""
 
 
-def same(was: Any, now: Any, relative: float) -> bool:
+def same(was: object, now: object, relative: float) -> bool:
     """Return whether two numbers are equal, or within a relative tolerance; NaN equals NaN."""
     if not isinstance(was, (int, float)) or not isinstance(now, (int, float)):
         return bool(was == now)

@@ -39,6 +39,10 @@ class Verdict:
     status: Status
     because: str
 
+    def noted(self, text: str) -> Verdict:
+        """Return the verdict with a text behind its reason."""
+        return Verdict(self.status, self.because + text)
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -122,6 +126,11 @@ def judge(result: Estimate | Verdict, low: float = 0.0, high: float = math.inf) 
 def untested(because: str) -> Verdict:
     """Return the verdict that a claim could not be tested."""
     return Verdict(UNTESTED, because)
+
+
+def decided(holds: bool, because: str) -> Verdict:
+    """Return the verdict on what is not estimated: it holds, or does not."""
+    return Verdict("holds" if holds else "does not hold", because)
 
 
 def too_few(count: int, noun: str = "seed", least: int = LEAST) -> Verdict | None:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -87,7 +87,7 @@ class Resources:
             if not isinstance(value, kind) or isinstance(value, bool) or not value >= lowest:
                 raise UserError(f"{name}={value!r}: a number of {lowest} or more")
 
-    def needs(self, task: Task, config: Any, gpus: float, stage: Stage = "train") -> Requirements:
+    def needs(self, task: Task, config: object, gpus: float, stage: Stage = "train") -> Requirements:
         """Return the resources of a piece of work: the task's defaults with the user's overrides.
 
         Predictions are made by one worker each, and on a GPU only by tasks that can.

@@ -84,8 +84,8 @@ class Space:
             return [spec for _, spec in generate_variants(dict(self.domains))]
         return self._draw(self.samples or SAMPLES) if self.search == "random" else []
 
-    def searcher(self, **known: Any) -> Any:
-        """Return a new searcher of Ray Tune; `known` is what it is told, as far as it listens.
+    def searcher(self, **known: object) -> Any:
+        """Return a new searcher of Ray Tune; `known`: its keyword arguments, of which it gets those that it accepts.
 
         Raises:
             UserError: if its package is not installed, or it cannot search these domains.
@@ -193,7 +193,7 @@ class Space:
                 point_view(view, point)
 
 
-def point_config(base: Any, changes: Mapping[str, object], point: Mapping[str, object]) -> Any:
+def point_config(base: object, changes: Mapping[str, object], point: Mapping[str, object]) -> Any:
     """Return the config of one point; where it makes a choice, `changes` to the fields of that choice hold on."""
     own, _ = split_view(point)
     below = {path: value for path, value in changes.items() if any(path.startswith(f"{chosen}.") for chosen in own)}
@@ -205,7 +205,7 @@ def point_view(view: View, point: Mapping[str, object]) -> Any:
     return override(view, split_view(point)[1])
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Convert a NumPy scalar to a plain Python value, as configs hold."""
     return value.item() if isinstance(value, np.generic) else value
 

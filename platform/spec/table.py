@@ -141,6 +141,11 @@ class Claim:
     """Whether the sentence is ours, not the paper's."""
 
 
+def claim(text: str, check: Callable[..., Verdict], *rest: object, ours: bool = False) -> Claim:
+    """Return the claim that `check(results, *rest)` tests: a line of a task's `claims.py`."""
+    return Claim(text=text, check=lambda results: check(results, *rest), ours=ours)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Rows by columns, replicated over axes such as seeds and environments."""
@@ -344,14 +349,14 @@ def judge_claim(claim: Claim, results: Results, reads: Collection[str] = ()) -> 
 class _Ones(dict[str, float]):
     """Metrics that are all there, and 1."""
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         return 1.0
 
     def __missing__(self, name: str) -> float:
         return 1.0
 
 
-def rows_of_claims(table: AnyTable, default: Any, default_view: Any) -> list[list[str]]:
+def rows_of_claims(table: AnyTable, default: object, default_view: object) -> list[list[str]]:
     """Return for each claim of a table the labels of the rows that it reads, in the order in which it asks for them.
 
     They are found by trying: each check is called without results, and with results of a few replicates whose every
@@ -383,7 +388,7 @@ def row_fields(table: AnyTable) -> set[str]:
 
 
 def apply_overrides(
-    table: AnyTable, changes: Mapping[str, object], default: Any, default_view: Any, named: Collection[str]
+    table: AnyTable, changes: Mapping[str, object], default: object, default_view: object, named: Collection[str]
 ) -> AnyTable:
     """Return a table with the user's changes (`--set`): to all rows, and one to a replicate axis in the axis's place.
 
@@ -427,7 +432,7 @@ def _within(path: str, field: str) -> bool:
     return path == field or path.startswith(f"{field}.")
 
 
-def _contradiction(row: Row | Measurement, default: Any, default_view: Any, changes: Mapping[str, object]) -> str:
+def _contradiction(row: Row | Measurement, default: object, default_view: object, changes: Mapping[str, object]) -> str:
     """Return which of the changes would make a row something else than its label says; empty where none would."""
     config, view = split_view(changes)
     own = override(default, row.overrides or {})

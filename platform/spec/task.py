@@ -233,7 +233,7 @@ class Task:
     def __repr__(self) -> str:
         return f"<task {self.name}: {self.about}>"
 
-    def predicts_on_gpu(self, config: Any) -> bool:
+    def predicts_on_gpu(self, config: object) -> bool:
         """Return whether predictions of a config's run are made on a GPU, where there is one."""
         return self.needs(config, "predict").gpus > 0
 

@@ -9,7 +9,9 @@ Level 6 of 15: it knows nothing of tasks or Ray, and imports torch only to read 
     `run`         RunFolder: config, log, checkpoints, weights, scores and result of one run
     `lease`       Attempt: who trains a run; heartbeats, fencing numbers, stale leases
     `weights`     checkpoints of others, read without unpickling, and kept by digest
+    `hdf5`        entries of HDF5 files of others, none of which lies in another file
     `provenance`  commit, code digests, versions, device and command behind a number
     `bundle`      one file of finished runs, as it is sent; `records`: the shapes of its files
+    `download`    published datasets by HTTP: resumed, checked on arrival, bounded
     `query`       the runs of a storage: state, age, size, differences
 """

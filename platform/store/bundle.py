@@ -119,7 +119,7 @@ def kind_of(path: str) -> str | None:
 # Writing ---------------------------------------------------------------------------------------------------------
 
 
-def write_bundle(file: Path, about: Mapping[str, Any], files: Mapping[str, Callable[[], bytes]]) -> int:
+def write_bundle(file: Path, about: Mapping[str, object], files: Mapping[str, Callable[[], bytes]]) -> int:
     """Write a bundle, all or nothing; return its size in bytes.
 
     Args:
@@ -259,7 +259,7 @@ def _manifest(file: Path, stream: Stream) -> tuple[dict[str, Any], tuple[Member,
     return about, members
 
 
-def _member(file: Path, listed: Any, heavy: bool) -> Member:
+def _member(file: Path, listed: object, heavy: bool) -> Member:
     """Return a member as the manifest lists it."""
     if not isinstance(listed, list) or len(listed) != 3:
         raise damaged(file, "the manifest is not in order")

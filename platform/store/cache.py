@@ -60,13 +60,13 @@ class Snapshot:
         content = self.stamp(path) or []
         return [name for name in content if isinstance(name, str)]
 
-    def memoize(self, key: Any, make: Callable[[], Any]) -> Any:
+    def memoize(self, key: object, make: Callable[[], object]) -> Any:
         """Return `make()`, which is called the first time only."""
         if key not in self.values:
             self.values[key] = make()
         return self.values[key]
 
-    def read_indexed(self, path: str, make: Callable[[], Any]) -> Any:
+    def read_indexed(self, path: str, make: Callable[[], object]) -> Any:
         """Return `make()`, a summary of a finished run's file: from the index if that has this version of the file.
 
         Args:

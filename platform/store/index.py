@@ -50,13 +50,13 @@ class Index:
         self.last = (run, entry)
         return entry
 
-    def kept(self, run: str, path: str, stamp: Any) -> Any:
+    def kept(self, run: str, path: str, stamp: object) -> Any:
         """Return the value stored for a run's file, if its stamp is this one; else None."""
         known = self.entry(run)["files"].get(path)
         same = isinstance(known, list) and len(known) == 3 and known[:2] == stamp
         return known[2] if same else None
 
-    def note(self, run: str, files: Mapping[str, Any], folder: int = 0, size: int = 0) -> None:
+    def note(self, run: str, files: Mapping[str, object], folder: int = 0, size: int = 0) -> None:
         """Record the values of a run's files: path -> [size, time, value]."""
         entry = self.added[run] = self.entry(run)
         entry["files"] |= files
@@ -78,7 +78,7 @@ class Index:
 
 
 def _line_of(entry: Entry) -> bytes:
-    """Return an entry's line, empty where the storage tells no times: nothing could be trusted then."""
+    """Return an entry's line; empty if the storage reports no times, as no stamp could be trusted."""
     times = [known[1] for known in entry["files"].values()]
     if not times or not all(isinstance(moment, int) and moment > 0 for moment in times):
         return b""

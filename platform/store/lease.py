@@ -28,11 +28,11 @@ from retable.platform.store.provenance import code_ran
 from retable.platform.store.run import RunFolder
 
 HEARTBEAT_SECONDS = 20.0
-"""Seconds between an attempt's signs of life."""
+"""Seconds between the heartbeats of a lease."""
 STALE_SECONDS = 120.0
-"""Seconds without one after which an attempt counts as dead."""
+"""Seconds without a heartbeat after which a lease is stale."""
 DEATHS = 3
-"""Attempts of one piece of work that end at one step without a word: then it is no accident."""
+"""Give up after this many crashes of the same work item at the same step."""
 
 
 class LeaseLost(Exception):
@@ -51,7 +51,7 @@ class Lease:
     number: int
     name: str
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What it says of itself besides its state and its beat."""
+    """The record of the attempt, besides its state and heartbeat."""
 
     @property
     def path(self) -> str:
@@ -62,7 +62,7 @@ class Lease:
         """Check that this attempt still owns the run.
 
         Raises:
-            Taken: where it is not.
+            LeaseLost: if another attempt does.
         """
         if newest_number(self.folder) != self.number:
             raise LeaseLost([self.folder])
@@ -115,7 +115,7 @@ def acquire(folder: RunFolder, work: str, step: int, dead: int = 0) -> Lease:
         dead: attempts up to this number are known to be dead.
 
     Raises:
-        Taken: where another attempt has it.
+        LeaseLost: if another attempt owns it.
         UserError: where the same piece of work died too often at this step.
     """
     last = newest_number(folder)
@@ -142,7 +142,7 @@ def _died(folder: RunFolder, number: int, work: str, step: int) -> bool:
     return (record.get("work"), record.get("step"), record.get("state")) == (work, step, "running")
 
 
-def is_over(record: Mapping[str, Any], work: str = "") -> bool:
+def is_over(record: Mapping[str, object], work: str = "") -> bool:
     """Return whether an attempt has ended: it released its lease, Ray restarted its work, or its process is gone."""
     if record.get("state") == "released" or (work and record.get("work") == work):
         return True
@@ -224,5 +224,5 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _record(facts: Mapping[str, Any], state: str, beat: int) -> bytes:
+def _record(facts: Mapping[str, object], state: str, beat: int) -> bytes:
     return json.dumps({**facts, "state": state, "beat": beat, "beaten": _now()}, indent=2).encode()

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Let a method be tried again while the disk or bucket does not answer; at last it raises.
+    """Decorate a method to retry while the disk or bucket does not answer; at last it raises.
 
     A bucket that denies access is waited for only if it has granted it before, to read or to write as now: credentials
     expire, and are renewed.

@@ -63,7 +63,7 @@ def code_of(task: str) -> dict[str, str]:
     return {name: digest for name, digest in _code().items() if name in ("platform", f"tasks/{task}")}
 
 
-def differing(made: Mapping[str, Any]) -> list[str] | None:
+def differing(made: Mapping[str, object]) -> list[str] | None:
     """Return the parts of a run's code that differ from this process's; None where its provenance has no digests."""
     before = made.get("code")
     if not isinstance(before, dict) or not before:
@@ -71,7 +71,7 @@ def differing(made: Mapping[str, Any]) -> list[str] | None:
     return [name for name, digest in before.items() if _code().get(name) != digest]
 
 
-def name_of(made: Mapping[str, Any], digits: int = 7) -> str:
+def name_of(made: Mapping[str, object], digits: int = 7) -> str:
     """Return what names the code of a provenance: `commit 1a2b3c4 and changes`; nothing where none was recorded.
 
     Without a commit it is the digest of the code.
@@ -104,7 +104,7 @@ def processor_name() -> str:
 
 
 def here() -> dict[str, str]:
-    """Return where this process runs: host, device, pid; the driver may run elsewhere."""
+    """Return where this process runs: device, operating system, host. The driver may run elsewhere."""
     return {"device": device_name(), "system": platform.platform(), "host": platform.node()}
 
 

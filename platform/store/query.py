@@ -278,7 +278,7 @@ def _newest_attempt(folder: RunFolder, files: Files) -> tuple[int, Mapping[str, 
         return number, {}, when / 1e9
 
 
-def select(runs: Sequence[Run], where: Mapping[str, Any], states: Sequence[str], sort: str) -> list[Run]:
+def select(runs: Sequence[Run], where: Mapping[str, object], states: Sequence[str], sort: str) -> list[Run]:
     """Return the runs that have these values and states, sorted by age or by a field (`-field`: the largest first).
 
     Raises:
@@ -300,12 +300,12 @@ def select(runs: Sequence[Run], where: Mapping[str, Any], states: Sequence[str],
     return sorted(selected, key=lambda run: order(run.value(by)), reverse=sort != by)
 
 
-def same(value: Any, wanted: Any) -> bool:
+def same(value: object, wanted: object) -> bool:
     """Return whether a field has a value: equal, or written so."""
     return bool(value == wanted or str(value) == str(wanted))
 
 
-def order(value: Any) -> tuple[int, float, str]:
+def order(value: object) -> tuple[int, float, str]:
     """Return a key by which any values can be sorted: none, numbers, then texts."""
     if value is None:
         return 0, 0.0, ""

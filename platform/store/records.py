@@ -59,13 +59,13 @@ def check_content(member: Member, data: bytes) -> None:
         raise Malformed("it is another task's")
 
 
-def _entries(record: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
+def _entries(record: Mapping[str, object], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
     for name, kind in kinds.items():
         if not isinstance(record.get(name), kind) or (isinstance(record[name], bool) and kind is not bool):
             raise Malformed(f"the entry {name!r} is missing or of the wrong type")
 
 
-def _numbers(values: Any, name: str) -> None:
+def _numbers(values: object, name: str) -> None:
     if not isinstance(values, dict):
         raise Malformed(f"the entry {name!r} is no object")
     for metric, value in values.items():
@@ -78,11 +78,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST)
 
 
-def _config(record: Mapping[str, Any]) -> None:
+def _config(record: Mapping[str, object]) -> None:
     _entries(record, {"task": str, "version": int, "config": dict})
 
 
-def _provenance(record: Mapping[str, Any]) -> None:
+def _provenance(record: Mapping[str, object]) -> None:
     for name in WORDS:
         if not isinstance(record.get(name), (str, type(None))):
             raise Malformed(f"the entry {name!r} is no text")
@@ -104,17 +104,17 @@ def _result(record: Mapping[str, Any]) -> None:
         raise Malformed("the entry 'weights' holds no digests by epoch")
 
 
-def _scores(record: Mapping[str, Any]) -> None:
+def _scores(record: Mapping[str, object]) -> None:
     _entries(record, {"view": dict, "weights": str, "metrics": dict})
     _numbers(record["metrics"], "metrics")
 
 
-def _combination(record: Mapping[str, Any]) -> None:
+def _combination(record: Mapping[str, object]) -> None:
     _entries(record, {"inputs": list, "metrics": dict})
     _numbers(record["metrics"], "metrics")
 
 
-def _measurement(record: Mapping[str, Any]) -> None:
+def _measurement(record: Mapping[str, object]) -> None:
     _entries(record, {"metrics": dict})
     _numbers(record["metrics"], "metrics")
     made = record.get("provenance", {})
@@ -123,11 +123,11 @@ def _measurement(record: Mapping[str, Any]) -> None:
     _provenance(made)
 
 
-def _request(record: Mapping[str, Any]) -> None:
+def _request(record: Mapping[str, object]) -> None:
     _entries(record, {"table": str, "scale": str, "set": dict})
 
 
-def _manifest(record: Mapping[str, Any]) -> None:
+def _manifest(record: Mapping[str, object]) -> None:
     _entries(record, {"model.safetensors": str, "state.pt": str})
 
 

@@ -79,7 +79,7 @@ class RunFolder:
         """The folder as a storage of its own."""
         return self.storage / self.path
 
-    def begin(self, config: Config, version: int, provenance: Mapping[str, Any]) -> None:
+    def begin(self, config: Config, version: int, provenance: Mapping[str, object]) -> None:
         """Write a run's config and provenance before it starts; a resumed run keeps its first provenance."""
         if not self.folder.exists("config.json"):
             self.folder.write_json("config.json", {"task": self.task, "version": version, "config": flatten(config)})
@@ -334,7 +334,7 @@ def epoch_row(line: bytes) -> dict[str, Any] | None:
     return row if numbers and isinstance(row.get("time"), (int, float)) else None
 
 
-def check_numbers(file: str, metrics: Mapping[str, Any], remedy: str) -> None:
+def check_numbers(file: str, metrics: Mapping[str, object], remedy: str) -> None:
     """Refuse metrics that are not numbers.
 
     Raises:

@@ -285,7 +285,7 @@ class Storage:
 
     @contextmanager
     def local(self, path: str) -> Iterator[Path]:
-        """Give a file or folder as a local path for reading: itself where local, else a copy in a temporary folder."""
+        """Yield a file or folder as a local path for reading: itself, or a copy in a temporary folder."""
         if self.is_local:
             yield Path(self._path(path))
             return

@@ -181,7 +181,7 @@ def wrappers(tensors: Mapping[str, Tensor], *names: str) -> list[str]:
 
 
 def check(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
-    """See whether there are just the tensors of `like`, of these shapes and with finite values.
+    """Check that tensors have exactly the names and shapes of `like`, with finite values.
 
     Raises:
         ValueError: where not, naming one.
@@ -197,7 +197,7 @@ def check(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """See whether all values are finite.
+    """Check that all values are finite.
 
     Raises:
         ValueError: where not, naming a tensor.
@@ -207,7 +207,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{name} has values that are no finite numbers")
 
 
-def sealed(tensors: Mapping[str, Tensor], kind: str = "", fields: Mapping[str, Any] | None = None) -> bytes:
+def sealed(tensors: Mapping[str, Tensor], kind: str = "", fields: Mapping[str, object] | None = None) -> bytes:
     """Return a safetensors file of tensors and, under the name `kind`, fields; the same content gives the same file.
 
     The fields are one JSON text, as safetensors puts several in any order.

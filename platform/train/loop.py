@@ -74,7 +74,7 @@ class CheckpointClock:
     cost: float = 0.0
 
     def due(self, step: int, worker: Worker) -> bool:
-        """Say, alike on every rank, whether a checkpoint is due after this step of the epoch."""
+        """Return whether a checkpoint is due after this step of the epoch, the same on every rank."""
         if self.every and step % self.every == 0:
             return True
         now = not self.every and time.monotonic() - self.saved >= max(SECONDS, SHARE * self.cost)
@@ -217,12 +217,12 @@ def _keep_weights(
         row |= dict.fromkeys(names, folder.save_weights(row["epoch"], weights))
 
 
-def best_row(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def best_row(history: Sequence[Mapping[str, object]]) -> Mapping[str, Any] | None:
     """Return the line of the best epoch of a run that may end early, else None."""
     return next((row for row in reversed(history) if "best" in row), None)
 
 
-def _best_weights(folder: RunFolder, history: Sequence[Mapping[str, Any]]) -> Mapping[str, Tensor]:
+def _best_weights(folder: RunFolder, history: Sequence[Mapping[str, object]]) -> Mapping[str, Tensor]:
     """Return the weights of the best epoch so far."""
     from safetensors.torch import load
 
@@ -247,7 +247,7 @@ def summarise(progress: Progress, worker: Worker, validation: Sequence[Mapping[s
     means = {name: worker.mean(total / progress.count).tolist() for name, total in progress.sums.items()}
     progress.epoch, progress.step, progress.count, progress.sums = progress.epoch + 1, 0, 0, {}
     common = {"epoch": progress.epoch, "step": progress.total, "seconds": progress.seconds, "time": time.time()}
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for member, cheap in enumerate(validation):
         own = {name: values[member] for name, values in means.items()}
         bad = {name: value for name, value in own.items() if not math.isfinite(value)}
@@ -257,7 +257,7 @@ def summarise(progress: Progress, worker: Worker, validation: Sequence[Mapping[s
 
 
 def broken(weights: Mapping[str, Tensor]) -> str:
-    """Say which weights are not finite; empty where all are."""
+    """Return which weights are not finite, in words; empty if all are finite."""
     return next((f"{name} is not finite" for name, tensor in weights.items() if not tensor.isfinite().all()), "")
 
 
@@ -315,7 +315,7 @@ def _newest_states(folders: Sequence[RunFolder], worker: Worker) -> list[dict[st
 
 
 def save_checkpoints(
-    states: Sequence[Mapping[str, Any]], progress: Progress, folders: Sequence[RunFolder], digest: str
+    states: Sequence[Mapping[str, object]], progress: Progress, folders: Sequence[RunFolder], digest: str
 ) -> None:
     """Write every member's checkpoint, and only then remove all but the one before: a common one is always there."""
     counters = {"epoch": progress.epoch, "step": progress.step, "total": progress.total, "count": progress.count}

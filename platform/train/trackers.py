@@ -61,7 +61,7 @@ def tracked(
     logs: list[Log | None] = [None] * len(folders)
     broken = False
 
-    def report(metrics: Mapping[str, Any]) -> None:
+    def report(metrics: Mapping[str, object]) -> None:
         nonlocal broken
         try:
             for place, (folder, config) in enumerate(zip(folders, configs, strict=True)):
@@ -77,12 +77,12 @@ def tracked(
     return dataclasses.replace(worker, report=report)
 
 
-def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def numbers(row: Mapping[str, object]) -> dict[str, float]:
     """Return the numbers of a line of the log."""
     return {name: value for name, value in row.items() if isinstance(value, (int, float))}
 
 
-def open_mlflow(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
+def open_mlflow(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, object]) -> Log:
     """Return a logger for MLflow: one MLflow run for each run, found again by its tag."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
@@ -117,7 +117,7 @@ def open_mlflow(settings: Mapping[str, str], folder: RunFolder, config: Mapping[
     return log
 
 
-def _open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
+def _open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, object]) -> Log:
     """Return a logger for Weights & Biases, which follows WANDB_MODE and its other variables."""
     import wandb
 
@@ -147,7 +147,7 @@ def _open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[
     return log
 
 
-def _open_tensorboard(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, Any]) -> Log:
+def _open_tensorboard(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, object]) -> Log:
     """Return a logger for TensorBoard: the curves, and the config with the final metrics as hyperparameters."""
     from torch.utils.tensorboard import SummaryWriter
 

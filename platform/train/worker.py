@@ -15,7 +15,19 @@ import torch
 from torch import Tensor, distributed, nn
 
 
-def ignore(*_: Any) -> None:
+def best_device(apple: bool = False) -> str:
+    """Return `cuda` where there is a GPU of NVIDIA's, else `cpu`; with `apple`, else Apple's GPU where there is one."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if apple and torch.backends.mps.is_available() else "cpu"
+
+
+def share(batch: int, rank: int, world: int) -> slice:
+    """Return which rows of a batch are a rank's: consecutive ones, and those of all ranks are the batch."""
+    return slice(rank * batch // world, (rank + 1) * batch // world)
+
+
+def ignore(*_: object) -> None:
     """Do nothing."""
 
 
@@ -31,11 +43,11 @@ class Worker:
     save: Callable[[str, bytes], None] = ignore
     """(name, data): keep a file in the run's folder; `samples/<step>.png` are shown in TensorBoard too."""
     check_owner: Callable[[], None] = ignore
-    """Called before anything is written that lasts: raises where the runs are no longer ours."""
+    """Called before each lasting write; raises if another attempt owns the runs."""
     note: Callable[[str], None] = ignore
-    """Keep a line about what happened to the runs."""
+    """Keep a line about an event with the runs."""
     checkpoint_requested: Callable[[], bool] = bool
-    """Called after each step: whether this process, or its node, is to go, so that a checkpoint is wanted now."""
+    """Called after each step: whether preemption requests a checkpoint now."""
     checkpoint_written: Callable[[], None] = ignore
     """Called when a checkpoint was written."""
 
@@ -71,7 +83,7 @@ class Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, rows: Tensor) -> Tensor:
+    def forward(context: object, rows: Tensor) -> Tensor:
         """Gather the rows, in order of rank."""
         parts = [
             torch.empty_like(rows, memory_format=torch.contiguous_format) for _ in range(distributed.get_world_size())
@@ -80,7 +92,7 @@ class Gather(torch.autograd.Function):
         return torch.cat(parts)
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> Tensor:
+    def backward(context: object, *gradients: Tensor) -> Tensor:
         """Add up the gradients of every rank and return those of this rank's rows."""
         gradient = gradients[0].clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(gradient)

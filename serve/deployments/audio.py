@@ -49,7 +49,7 @@ def recordings(index: Index) -> dict[str, Path]:
     return {identity(file.path): index.folder / file.path for file in index.files}
 
 
-def nearest_reply(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
+def _nearest_reply(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
     """Return the recordings nearest to a vector of words, and how unusual that is (`p`, `verdict`; see `null.py`)."""
     listed = search(index, vector, top)
     hits = [
@@ -82,10 +82,10 @@ class AudioIndex:
         """Return the recordings nearest to a vector of words, as the model embeds them."""
         self.refresh()
         refit = self.index.refit
-        return nearest_reply(self.index, refit.apply(vector[None])[0] if refit else vector, top)
+        return _nearest_reply(self.index, refit.apply(vector[None])[0] if refit else vector, top)
 
     def add(self, body: bytes, name: str, storage: Storage) -> Reply:
-        """Take in a recording.
+        """Add a recording, so that the next query finds it; one at a time.
 
         Raises:
             Problem: where it is none that is taken.
@@ -150,7 +150,7 @@ class Retrieval:
         return await asyncio.to_thread(send, path, wanted, LIMITS.recording_bytes, media)
 
     async def add(self, body: bytes, name: str) -> Reply | Problem:
-        """Take in a recording, so that the next query finds it; one at a time."""
+        """Add a recording."""
         try:
             return await self.adding.run(lambda: asyncio.to_thread(self.shelves.any().add, body, name, self.storage))
         except Problem as problem:
@@ -163,6 +163,6 @@ class Retrieval:
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, words: list[str]) -> list[tuple[AudioIndex, Float32[np.ndarray, " dimension"]]]:
-        """Embed queries together, in a thread, so that the replica hears meanwhile whether it lives."""
+        """Embed queries together, in a thread, so that health checks are answered meanwhile."""
         shelf = self.shelves.any()
         return [(shelf, vector) for vector in await asyncio.to_thread(shelf.embedder.words, words)]

@@ -30,7 +30,7 @@ PLANE, SPHERE, CAPSULE, CYLINDER, MESH = 0, 2, 3, 5, 7
 
 
 class Stopped(Exception):
-    """Nobody waits for the episode any more."""
+    """No client waits for the episode any more."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def weight(policy: Exported) -> dict[str, int]:
 
 
 class Stage:
-    """Where episodes are played: one after the other, in a thread, and no longer than somebody waits."""
+    """Plays episodes one at a time, in a thread, and no longer than a client waits."""
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits, self.free, self.waiting = limits, asyncio.Lock(), 0

@@ -107,7 +107,7 @@ class VideoQueue:
         self.lock.close()
 
     def create(self, id: str, body: bytes, order: Order) -> dict[str, Any]:
-        """Take in a video, after a look at its header; the same id twice is one job.
+        """Add a video to the queue, after a check of its header; the same id twice is one job.
 
         Raises:
             Problem: where it is no video that is taken, or too many wait.
@@ -324,7 +324,7 @@ class Jobs:
             logging.getLogger("ray.serve").warning(problem.detail)
 
     async def create(self, id: str, body: bytes, order: Order) -> Reply | Problem:
-        """Take in a video."""
+        """Add a video to the queue."""
         place = (("Location", f"/v1/jobs/{id}"),)
         return await self._answer(lambda desk: _json(desk.create(id, body, order), 202, place))
 
@@ -363,5 +363,5 @@ class Jobs:
             return self.desk
 
 
-def _json(content: dict[str, Any], status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+def _json(content: dict[str, object], status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
     return Reply(json.dumps(content).encode(), "application/json", status, headers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from retable.serve.ingress.replies import Problem
 
@@ -23,7 +23,7 @@ class Line:
         """Admit `places` requests at once; refuse one that has waited for `wait` seconds."""
         self.places, self.wait = asyncio.Semaphore(places), wait
 
-    async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def run(self, work: Callable[[], Coroutine[object, object, T]]) -> T:
         """Wait for a place, then run; the place stays taken until the work ends, even if its client has gone.
 
         Raises:

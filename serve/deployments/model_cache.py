@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -59,7 +59,7 @@ class ModelCache(Generic[T]):
         """Return a model, where all give the same answers: those that an index was made with."""
         return next(iter(self.models.values()))
 
-    async def reconfigure(self, config: Mapping[str, Any]) -> None:
+    async def reconfigure(self, config: Mapping[str, object]) -> None:
         """Hold the models that Serve's `user_config` names, and no others.
 
         What cannot be loaded is an error at the start; later it is one in the log, and what is served goes on.

@@ -149,12 +149,12 @@ class Policies:
         return Reply(json.dumps(summary, separators=(",", ":")).encode(), "application/json")
 
     async def ready(self, sha256s: Sequence[str]) -> Reply:
-        """Ask each policy once, past all that wait."""
+        """Query each policy once, ahead of waiting requests."""
         policies = [self.policies[sha256] for sha256 in sha256s]
         await asyncio.gather(*(self.batch(question(policy, ready(policy))) for policy in policies))
         return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, questions: list[Question]) -> list[Rows]:
-        """Answer questions together, in a thread, so that the replica hears meanwhile whether it lives."""
+        """Answer questions together, in a thread, so that health checks are answered meanwhile."""
         return await asyncio.to_thread(answers, questions)

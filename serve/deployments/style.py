@@ -163,5 +163,5 @@ class Styles:
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, works: list[StyleRequest]) -> list[Pixels]:
-        """Stylise photographs together, in a thread, so that the replica hears meanwhile whether it lives."""
+        """Stylise photographs together, in a thread, so that health checks are answered meanwhile."""
         return await asyncio.to_thread(paint, works)

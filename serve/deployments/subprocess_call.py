@@ -20,7 +20,7 @@ T = TypeVar("T")
 class IsolatedCall(Generic[T]):
     """A call in a child process, started when the object is made."""
 
-    def __init__(self, function: Callable[..., T], *arguments: Any) -> None:
+    def __init__(self, function: Callable[..., T], *arguments: object) -> None:
         """Begin. The function and its arguments can be pickled."""
         context = multiprocessing.get_context("spawn")
         self._answer, sending = context.Pipe(duplex=False)
@@ -53,7 +53,7 @@ class ProgressProcess:
     and can be killed at any moment: it holds nothing but its files.
     """
 
-    def __init__(self, function: Callable[..., object], *arguments: Any, nice: int = 0) -> None:
+    def __init__(self, function: Callable[..., object], *arguments: object, nice: int = 0) -> None:
         """Start the child; the function gets a progress callback, then the arguments. All can be pickled."""
         context = multiprocessing.get_context("spawn")
         self.result: Any = None
@@ -92,7 +92,7 @@ class ProgressProcess:
         self.process.kill()
 
 
-def _tell(telling: Connection, nice: int, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+def _tell(telling: Connection, nice: int, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     os.nice(nice)
@@ -112,7 +112,7 @@ def _end_with(parent: Any) -> None:
     os._exit(1)
 
 
-def _run(sending: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _run(sending: Connection, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits: it ends this one
     try:
         answer = function(*arguments)

@@ -58,7 +58,7 @@ def kind_of(body: bytes) -> str:
 
 
 def check(tell: Callable[[object], None], path: Path, size: int, limits: Limits) -> tuple[int, str] | None:
-    """Look at a video's header; return the status and the line of what is wrong with it, or None.
+    """Check a video's header; return status and line of its defect, or None.
 
     Args:
         tell: is told nothing.
@@ -80,12 +80,12 @@ def check(tell: Callable[[object], None], path: Path, size: int, limits: Limits)
             stream = streams[0]
             seconds = float((container.duration or 0) / av.time_base)
             frames = stream.frames or round(seconds * float(stream.average_rate or stream.guessed_rate or 0))
-            return excess(stream.width, stream.height, frames, seconds, size, limits)
+            return _excess(stream.width, stream.height, frames, seconds, size, limits)
     except (av.FFmpegError, ValueError):
         return 400, "the video is broken, or cut off before its index"
 
 
-def excess(width: int, height: int, frames: int, seconds: float, size: int, limits: Limits) -> tuple[int, str] | None:
+def _excess(width: int, height: int, frames: int, seconds: float, size: int, limits: Limits) -> tuple[int, str] | None:
     """Return the status and the line of what is too much in a video, or None."""
     if not (width and height):
         return 400, "its header does not say how large its pictures are"

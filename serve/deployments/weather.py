@@ -63,13 +63,13 @@ def images_of(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> A
         Problem: where it is neither HDF5 nor npz, is broken, or the images have another shape.
     """
     if body.startswith(b"PK\3\4"):
-        return from_npz(body, shape, limits)
+        return _from_npz(body, shape, limits)
     if body.startswith(b"\x89HDF\r\n\x1a\n"):
-        return from_hdf5(body, shape, limits)
+        return _from_hdf5(body, shape, limits)
     raise Problem(415, f"neither npz (an array `{NAME}`) nor HDF5 (a data set `{SATELLITE}`)")
 
 
-def from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
+def _from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
     """Return the images in an npz file; its header is read before anything is made room for, and no pickles are."""
     try:
         with zipfile.ZipFile(io.BytesIO(body)) as folder, folder.open(f"{NAME}.npy") as file:
@@ -91,7 +91,7 @@ def from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
     return array.astype(np.float32)
 
 
-def check_chunks(data: h5py.Dataset, limits: Limits) -> None:
+def _check_chunks(data: h5py.Dataset, limits: Limits) -> None:
     """Refuse chunks that take more memory or time than their data: HDF5 bounds neither them nor what they inflate to.
 
     Raises:
@@ -116,7 +116,7 @@ def check_chunks(data: h5py.Dataset, limits: Limits) -> None:
                 raise wrong(f"chunks of {SATELLITE}", "one that inflates to more", f"{size} bytes")
 
 
-def from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> Array:
+def _from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> Array:
     """Return the images in a file of the competition's layout; it may hold no links to anywhere."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "images.h5"
@@ -126,7 +126,7 @@ def from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> A
             with data.file:
                 if data.shape != shape:
                     raise wrong(SATELLITE, f"shape {data.shape}", f"shape {shape}")
-                check_chunks(data, limits)
+                _check_chunks(data, limits)
                 read: Array = read_hdf5(data, slice(None)).astype(np.float32)
         except UserError as error:
             raise Problem(400, str(error).replace(str(path), "the file").partition("; download")[0]) from error
@@ -250,5 +250,5 @@ class Forecasters:
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, works: list[ForecastRequest]) -> list[Array]:
-        """Forecast together, in a thread, so that the replica hears meanwhile whether it lives."""
+        """Forecast together, in a thread, so that health checks are answered meanwhile."""
         return await asyncio.to_thread(forecasts, works)

@@ -38,7 +38,7 @@ class Ingress:
 
     def __init__(
         self,
-        handles: dict[str, DeploymentHandle[Any]],
+        handles: dict[str, DeploymentHandle[object]],
         token: str,
         hosts: Sequence[str],
         limits: Limits,
@@ -54,14 +54,14 @@ class Ingress:
         """Return the application; Serve asks for it once the handles are here."""
         return self.gate
 
-    def reconfigure(self, config: Mapping[str, Any]) -> None:
+    def reconfigure(self, config: Mapping[str, object]) -> None:
         """Serve the models that Serve's `user_config` names; what was begun is answered by those that it asked for."""
         models = models_of(config)
         self.gate.app = routes_of(models, self.ask, self.limits, self.storage)
         self.metrics.serve(models)
 
     async def drain(self, seconds: float) -> int:
-        """Take no more requests, and wait so long for those that were begun; return how many are left."""
+        """Refuse new requests, and wait for the open ones; return how many are left."""
         self.gate.closing = True
         end = time.monotonic() + seconds
         while self.gate.busy and time.monotonic() < end:
@@ -69,8 +69,8 @@ class Ingress:
         await asyncio.sleep(0.2)  # the proxy has the last answer, and still sends it
         return self.gate.busy
 
-    async def ask(self, task: str, method: str, *arguments: Any) -> Reply | Problem:
-        """Ask a deployment; again where its replica died; never for longer than the limit.
+    async def ask(self, task: str, method: str, *arguments: object) -> Reply | Problem:
+        """Call a deployment; retry if its replica died; never longer than the limit.
 
         Raises:
             Problem: where it has too much to do, or does not come back.
@@ -81,7 +81,7 @@ class Ingress:
         except TimeoutError as error:
             raise Problem(503, f"no answer within {self.limits.seconds:g} s; ask for less at once").wait(10) from error
 
-    async def _ask(self, task: str, method: str, *arguments: Any) -> Reply | Problem:
+    async def _ask(self, task: str, method: str, *arguments: object) -> Reply | Problem:
         for attempt in range(TRIES):
             response = getattr(self.handles[task], method).remote(*arguments)
             try:
@@ -134,5 +134,5 @@ def _invalid(request: Request, error: Any) -> Response:
     return respond(wrong(str(first["loc"][-1]), repr(first.get("input"))[:80], first["msg"].lower()))
 
 
-def _fault(request: Request, error: Any) -> Response:
+def _fault(request: Request, error: object) -> Response:
     return respond(Problem(500, "a fault of the server's; its log has it under the request's id"))

@@ -106,14 +106,14 @@ class SecurityMiddleware:
         """
         if path in PROBES:
             return
-        check_host(headers.get("host", ""), self.hosts)
+        _check_host(headers.get("host", ""), self.hosts)
         if self.token and path.startswith("/v1/"):
-            check_token(headers.get("authorization", ""), self.token)
+            _check_token(headers.get("authorization", ""), self.token)
         else:
-            check_origin(method, headers, self.hosts)
+            _check_origin(method, headers, self.hosts)
 
 
-def check_host(host: str, names: Sequence[str]) -> None:
+def _check_host(host: str, names: Sequence[str]) -> None:
     """Refuse a request that was sent to another name, which another site may have made lead here (DNS rebinding).
 
     Raises:
@@ -124,7 +124,7 @@ def check_host(host: str, names: Sequence[str]) -> None:
         raise Problem(421, "this server answers to localhost, 127.0.0.1, and names of `retable serve --allowed-host`")
 
 
-def check_token(authorization: str, digest: str) -> None:
+def _check_token(authorization: str, digest: str) -> None:
     """Refuse a request without the right bearer token. Constant-time comparison.
 
     Raises:
@@ -137,7 +137,7 @@ def check_token(authorization: str, digest: str) -> None:
         raise problem.header("WWW-Authenticate", "Bearer")
 
 
-def check_origin(method: str, headers: Headers, names: Sequence[str] = ()) -> None:
+def _check_origin(method: str, headers: Headers, names: Sequence[str] = ()) -> None:
     """Refuse requests of other sites' pages, which a browser sends if no response is read.
 
     A proxy may replace the name that the browser asked; `names` has it. Other ports of this machine are other sites.
@@ -161,7 +161,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request, most: int) -> AsyncIterator[bytes]:
-        """Give a request's body while the block runs.
+        """Yield a request's body while the block runs.
 
         Raises:
             Problem: 413, 408 where it comes too slowly, or 503 where other requests hold too much.

@@ -29,7 +29,7 @@ EXAMPLES = (
 FILE = {"schema": {"type": "string", "format": "binary"}}
 
 
-def object_of(**properties: object) -> dict[str, Any]:
+def _object_of(**properties: object) -> dict[str, Any]:
     """Return the schema of an object that has these properties."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
@@ -41,8 +41,8 @@ HITS: dict[str, Any] = {
 }
 HITS |= {"p": 0.0156, "verdict": "found"}
 TAGS = {"type": "array", "items": TEXT, "description": "category and name of a file named by the UCS"}
-HITS_SCHEMA: dict[str, Any] = object_of(
-    hits={"type": "array", "items": object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER, tags=TAGS)},
+HITS_SCHEMA: dict[str, Any] = _object_of(
+    hits={"type": "array", "items": _object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER, tags=TAGS)},
     p={
         "type": ["number", "null"],
         "description": "how often words at random find as much; hits are listed in any case",
@@ -51,7 +51,7 @@ HITS_SCHEMA: dict[str, Any] = object_of(
 )
 JOB = {"id": "n0T6uE2jR4mXq8vLw1sYzA", "state": "running", "frames": 96, "frames_total": 240, "progress": 0.4}
 JOB |= {"seconds_left": 31.5}
-JOB_SCHEMA: dict[str, Any] = object_of(
+JOB_SCHEMA: dict[str, Any] = _object_of(
     id=TEXT,
     state={"type": "string", "enum": ["queued", "running", "done", "failed", "cancelled"]},
     frames=WHOLE,
@@ -67,7 +67,7 @@ JOB_SCHEMA["properties"] |= {
 }
 JOB_ANSWER = {"application/json": {"schema": JOB_SCHEMA, "example": JOB}}
 ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
-    ("/v1/rl/{environment}", "post"): {"application/json": {"schema": object_of(actions=ROWS), "example": ACTIONS}},
+    ("/v1/rl/{environment}", "post"): {"application/json": {"schema": _object_of(actions=ROWS), "example": ACTIONS}},
     ("/v1/style/{style}", "post"): {"image/png": FILE, "image/jpeg": FILE},
     ("/v1/audio", "get"): {"application/json": {"schema": HITS_SCHEMA, "example": HITS}},
     ("/v1/audio/{id}", "get"): {"audio/*": FILE},
@@ -84,7 +84,7 @@ ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 def describe(app: FastAPI, models: Sequence[Model]) -> None:
-    """Let an application's OpenAPI document say what is answered, what problems look like, and what may be asked."""
+    """Complete an application's OpenAPI document: responses, problems, and examples."""
     plain = app.openapi
 
     def document() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def describe(app: FastAPI, models: Sequence[Model]) -> None:
             for path, operations in documented["paths"].items():
                 for method, operation in operations.items():
                     _complete(operation, path, method, models)
-        schema: dict[str, Any] = app.openapi_schema or {}
+        schema: dict[str, object] = app.openapi_schema or {}
         return schema
 
     app.openapi = document  # type: ignore[method-assign]

@@ -34,7 +34,7 @@ def send(path: Path, wanted: str, most: int, media: str) -> Reply | Problem:
 
 
 def span(wanted: str, size: int, most: int) -> tuple[int, int]:
-    """Return the bytes [start, stop) that a `Range` header names, `most` of them; all, where there is none.
+    """Return the bytes [start, stop) of a `Range` header, at most `most`; all without a header.
 
     Raises:
         Problem: 416 where there are no such bytes, 413 where all are more than is sent at once.

@@ -54,17 +54,17 @@ class Tables:
         """Return a table with its claims; `at`: the scale, with `listed`'s word for changes; empty: the largest."""
         parts = sorted(self.parts(), key=place)
         named = [part for part in parts if part.name == name]
-        matches = [part for part in named if at in ("", kept_at(part))]
+        matches = [part for part in named if at in ("", _kept_at(part))]
         if not named:
             return Problem(404, f"no table {name!r} was filled here{nearest(name, {part.name for part in parts})}")
         if not matches:
-            return Problem(404, f"{name} was not filled at {at!r}{nearest(at, {kept_at(part) for part in named})}")
+            return Problem(404, f"{name} was not filled at {at!r}{nearest(at, {_kept_at(part) for part in named})}")
         return self.reply(self.whole(matches[0]))
 
     def picture(self, name: str, at: str) -> Reply | Problem:
         """Return the picture of a figure, PNG."""
         for part in sorted(self.parts(), key=place):
-            if self.storage and part.name == name and at in ("", kept_at(part)) and self.drawn(part):
+            if self.storage and part.name == name and at in ("", _kept_at(part)) and self.drawn(part):
                 return Reply(self.storage.read(f"{FOLDER}/{slug_of(part)}.png"), "image/png")
         return Problem(404, f"no picture of {name!r} was drawn here; GET /v1/tables lists what there is")
 
@@ -83,7 +83,7 @@ class Tables:
 
     def heading(self, part: FilledTable) -> dict[str, Any]:
         """Return what a table is."""
-        names = {"name": part.name, "at": kept_at(part), "scale": part.scale, "title": part.title}
+        names = {"name": part.name, "at": _kept_at(part), "scale": part.scale, "title": part.title}
         return names | {"figure": part.figure, "picture": self.drawn(part)}
 
     def whole(self, part: FilledTable) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Tables:
         """Return whether a figure's picture is kept."""
         return bool(part.figure and self.storage and self.storage.exists(f"{FOLDER}/{slug_of(part)}.png"))
 
-    def reply(self, content: Any) -> Reply:
+    def reply(self, content: object) -> Reply:
         """Return plain values as JSON, in which the storage is not named."""
         text = json.dumps(content, ensure_ascii=False, default=str)
         if self.storage:
@@ -154,13 +154,13 @@ def read_table(storage: Storage, path: str) -> FilledTable | None:
         return None
 
 
-def kept_at(part: FilledTable) -> str:
+def _kept_at(part: FilledTable) -> str:
     """Return what distinguishes tables of one name: the scale, and a digest of the changes."""
     return slug_of(part).removeprefix(part.name.replace("/", "-")).removeprefix("-")
 
 
 def place(part: FilledTable) -> tuple[Any, ...]:
-    """Return where a table stands: by task; tables before figures before what is ours; the largest scale first."""
+    """Return a table's sort key: by task; tables before figures before ours; the largest scale first."""
     task, _, name = part.name.partition("/")
     kind, digits = re.sub(r"\d", "", name), re.sub(r"\D", "", name)
     return (
@@ -170,7 +170,7 @@ def place(part: FilledTable) -> tuple[Any, ...]:
         name,
         SCALES.index(part.scale) if part.scale in SCALES else len(SCALES),
         bool(part.changes),
-        kept_at(part),
+        _kept_at(part),
     )
 
 
@@ -189,7 +189,7 @@ def leaves(origin: Origin) -> Iterator[Origin]:
 
 
 def same(model: Model, origin: Origin) -> bool:
-    """Return whether a model is a run at the epoch that was read; one whose file does not say its epochs is."""
+    """Return whether a model is a run at the epoch that was read; true if its file does not state its epochs."""
     if not origin.run or model.about.get("fingerprint") != origin.run:
         return False
     epoch, config = model.about.get("epoch"), model.about.get("config")

@@ -72,7 +72,7 @@ def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
             raise UserError(f"--best {tables[min(unknown)]}: {min(unknown)} is not among the tasks to serve")
         for task in wanted.tasks or list(tables) or [task for task in TASKS if not missing(task)]:
             own = [] if wanted.zoo else best_of(tables[task], storage) if task in tables else best(task, storage)
-            models += own or of_zoo(task, storage)
+            models += own or _of_zoo(task, storage)
     models = with_index(models, wanted.index, wanted.anyway, storage)
     if absent := sorted(set(wanted.tasks) - {model.task for model in models}):
         raise UserError(f"serve: nothing of {absent[0]} here: train a run of it, or leave it out")
@@ -102,7 +102,7 @@ def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Stora
         if index or own[0].why == NAMED:
             raise UserError(f"{line}; use a run of --scale small or more, or add --anyway")
         errors.print(f"note: {line}; the zoo is served instead", markup=False)
-        own = of_zoo("audio", storage)
+        own = _of_zoo("audio", storage)
     return [*others, *own[:1]]
 
 
@@ -197,7 +197,7 @@ def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> M
     return replace(model, about={**model.about, "cell": cell}) if cell else model
 
 
-def of_zoo(task: str, storage: Storage) -> list[Model]:
+def _of_zoo(task: str, storage: Storage) -> list[Model]:
     """Return the models of a task's zoo."""
     return [of_file(task, name, zoo.read(task, name), "from the zoo", storage) for name in zoo.zoo(task)]
 

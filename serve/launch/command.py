@@ -62,7 +62,7 @@ def run(
     Raises:
         UserError: on a mistake of the user's.
     """
-    check_extra()
+    _check_extra()
     check_name(address["name"])
     token = read_token(address["host"], address["token_file"])
     at = Address(address["host"], address["port"], token, tuple(address["allowed"]), address["name"])
@@ -84,7 +84,7 @@ def run(
         arguments = of.arguments(models, where, at, chosen.index)
         if "://" in storage:  # with its options, without its secrets
             arguments = arguments.model_copy(update={"storage": redact(storage)})
-        write_config(config, of.config_file(arguments, at, fixed, of.served(models)))
+        _write_config(config, of.config_file(arguments, at, fixed, of.served(models)))
         return
     with hangups() as heard, serving(models, where, at, chosen.index, least) as swap:
         while hangup(heard):
@@ -99,10 +99,10 @@ def hangup(heard: queue.SimpleQueue[int]) -> bool:
             return bool(heard.get(timeout=seconds))
         return False
 
-    return lives_until(wait)
+    return _lives_until(wait)
 
 
-def lives_until(wait: Callable[[float], bool]) -> bool:
+def _lives_until(wait: Callable[[float], bool]) -> bool:
     """Wait, some seconds at a time, until that gives true; return whether Ray has lived as long."""
     missed = 0
     while missed < MISSED:
@@ -114,7 +114,7 @@ def lives_until(wait: Callable[[float], bool]) -> bool:
 
 @contextmanager
 def hangups() -> Iterator[queue.SimpleQueue[int]]:
-    """Give the queue into which each SIGHUP goes while the block runs, if anything asks for one.
+    """Yield a queue into which each SIGHUP goes while the block runs, if one is needed.
 
     Raises:
         KeyboardInterrupt: where the signal says that the terminal is gone.
@@ -159,7 +159,7 @@ def renew(models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Swap)
     return chosen
 
 
-def check_extra() -> None:
+def _check_extra() -> None:
     """Refuse if the packages for serving are not installed.
 
     Raises:
@@ -264,7 +264,7 @@ def leave(name: str) -> None:
             ending.join(seconds)
             return not ending.is_alive()
 
-        gone = not lives_until(wait)
+        gone = not _lives_until(wait)
     if gone:
         errors.print("error: Ray has ended under the server; start it again")
     last = threading.Timer(ENDING if gone else LAST, os._exit, (1,))
@@ -347,7 +347,7 @@ def check_cpus(wanted: Mapping[str, float]) -> float:
     return max(0.0, available - total)
 
 
-def write_config(file: str, text: str) -> None:
+def _write_config(file: str, text: str) -> None:
     """Write a config file of Serve, and say what to do with it.
 
     Raises:

@@ -94,7 +94,7 @@ def config_of(models: Sequence[Model]) -> dict[str, Any]:
     return {"models": [asdict(model) for model in models]}
 
 
-def models_of(config: Mapping[str, Any]) -> list[Model]:
+def models_of(config: Mapping[str, object]) -> list[Model]:
     """Return the models that Serve's `user_config` names.
 
     Raises:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.spec.claims import Estimate, Verdict, join, judge, mean_of, too_few, untested
-from retable.platform.spec.table import AnyRow, Claim, Replicate, Results
+from retable.platform.spec.table import AnyRow, Claim, Replicate, Results, claim
 from retable.platform.text import plural
 from retable.tasks.audio import example
 from retable.tasks.audio.figures import validation_losses
@@ -202,11 +202,6 @@ def lower(results: Results, quantity: Callable[[Replicate], float], about: str) 
     return Verdict(verdict.status, because)
 
 
-def claim(text: str, check: Callable[[Results], Verdict], ours: bool = False) -> Claim:
-    """Return a claim."""
-    return Claim(text=text, check=check, ours=ours)
-
-
 LARGER: list[Pair] = [
     (systems[f"{family}-large"], systems[f"{family}-base"])
     for systems in (PASST_N, PASST_S)
@@ -225,9 +220,10 @@ CLAIMS: Mapping[str, Sequence[Claim]] = {
         claim("The ensemble beats its best member.", beats_best_member),
         claim(
             "The ensemble beats the challenge's baseline and the best submission of 2022.",
-            partial(above_published, levels={"baseline": 22.2, "2022": 29.9}),
+            above_published,
+            {"baseline": 22.2, "2022": 29.9},
         ),
-        claim("PaSST beats chance before it is fine-tuned.", partial(above_chance, row=NOT_FINE_TUNED), ours=True),
+        claim("PaSST beats chance before it is fine-tuned.", above_chance, NOT_FINE_TUNED, ours=True),
         claim("PaSST beats a linear model of the mean mel spectrum.", beats(BEST, MEAN_MEL), ours=True),
         claim("PaSST beats one that is told the deviation over time too.", beats(BEST, MEL_STATISTICS), ours=True),
         claim(
@@ -235,18 +231,16 @@ CLAIMS: Mapping[str, Sequence[Claim]] = {
         ),
     ],
     "ensembles": [
-        claim("Removing a system from the ensemble lowers its score.", partial(ensemble_beats, others=WITHOUT)),
-        claim("Adding a system to the ensemble lowers its score.", partial(ensemble_beats, others=ADDED)),
+        claim("Removing a system from the ensemble lowers its score.", ensemble_beats, WITHOUT),
+        claim("Adding a system to the ensemble lowers its score.", ensemble_beats, ADDED),
     ],
     "figure2": [
         claim(
             "Validation loss rises less from its lowest value with rewritten captions: they over-fit less.",
-            partial(lower, quantity=rise, about="rise"),
+            lower,
+            rise,
+            "rise",
         ),
-        claim(
-            "Validation loss ends lower with rewritten captions.",
-            partial(lower, quantity=last_loss, about="last loss"),
-            ours=True,
-        ),
+        claim("Validation loss ends lower with rewritten captions.", lower, last_loss, "last loss", ours=True),
     ],
 }

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retable.platform.config import Parent, Scratch, Weights, added, parent
+from retable.platform.config import Parent, Scratch, Weights, added, check, parent
 
 SAMPLE_RATE = 32000
 """Sample rate of every model's input, Hz."""
+SHORTEST = 0.1
+"""Seconds of a file that is of use, and of a last segment that counts beside others, at least."""
 Corpus = Literal["clotho", "audiocaps", "wavcaps"]
 TrainOn = Literal["training", "training_validation", "all"]
 SPLITS: Mapping[TrainOn, tuple[str, ...]] = {
@@ -23,13 +25,6 @@ SPLITS: Mapping[TrainOn, tuple[str, ...]] = {
     "all": ("training", "validation", "test"),
 }
 """`Config.train_on` -> the splits whose recordings are trained on."""
-
-
-def check_positive(config: object, *names: str) -> None:
-    """Refuse numbers that are not above 0."""
-    for name in names:
-        if not getattr(config, name) > 0:
-            raise ValueError(f"{name} {getattr(config, name)} is not above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +49,12 @@ class Passt:
     """Patches left out of those that remain, without structure."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "stride", "width", "depth", "heads")
+        check(self, "stride", "width", "depth", "heads")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.frames < 16:
             raise ValueError(f"frames {self.frames} are fewer than a patch's 16")
-        if min(self.patchout_frequency, self.patchout_time, self.patchout) < 0:
-            raise ValueError("patchout cannot be negative")
+        check(self, "patchout_frequency", "patchout_time", "patchout", least=0)
         rows, columns = (128 - 16) // self.stride + 1, (self.frames - 16) // self.stride + 1
         if self.patchout_frequency >= rows or self.patchout_time >= columns:
             raise ValueError(f"patchout leaves nothing of {rows} x {columns} patches")
@@ -77,7 +71,7 @@ class Cnn14:
     """Channels of the first of six blocks; each next one has twice as many."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "filters")
+        check(self, "filters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +109,7 @@ class Untrained:
     dropout: float = 0.2
 
     def __post_init__(self) -> None:
-        check_positive(self, "width", "depth", "heads", "vocabulary")
+        check(self, "width", "depth", "heads", "vocabulary")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
 
@@ -175,13 +169,13 @@ class Config:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_positive(self, "segment", "clip_seconds", "projection", "temperature", "batch", "epochs", "learning_rate")
+        check(self, "projection", "batch", "epochs")
+        check(self, "segment", "clip_seconds", "temperature", "learning_rate", least=0, above=True)
+        check(self, "chunk", "steps", "patience", "warmup", "frequency_mask", "time_mask", least=0)
         if not 0 <= self.augmentation <= 1:
             raise ValueError(f"augmentation {self.augmentation} is no probability")
         if self.tokens < 2:
             raise ValueError(f"tokens {self.tokens} leave no room for a caption")
-        if min(self.chunk, self.steps, self.patience, self.warmup, self.frequency_mask, self.time_mask) < 0:
-            raise ValueError("chunk, steps, patience, warmup and masks cannot be negative")
         if self.patience and "validation" in SPLITS[trained_on(self)]:
             raise ValueError(
                 f"patience {self.patience} waits for validation scores, but the validation set is trained on "

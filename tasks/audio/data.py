@@ -24,6 +24,7 @@ from retable.platform.execute.streams import decode, encode, read_blocks, stream
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.platform.train.seeds import generator
+from retable.platform.train.worker import share
 from retable.tasks.audio.collect.leaks import origin, read_listed
 from retable.tasks.audio.collect.recordings import BANDS, FRAME, AudioShards, Recording, read_recordings
 from retable.tasks.audio.config import SAMPLE_RATE, SPLITS, Config, trained_on
@@ -155,7 +156,7 @@ class Recordings:
         Items that do not fill a last batch are left out; where `steps` asks for more than there are, the epoch goes
         over all of them again, in another order.
         """
-        own = slice(rank * self.batch // world, (rank + 1) * self.batch // world)
+        own = share(self.batch, rank, world)
         order = self._order(epoch)
         places = np.arange(start * self.batch, self.steps * self.batch).reshape(-1, self.batch)[:, own]
         chosen = [self._choose(epoch, place, int(order[place])) for place in places.ravel().tolist()]

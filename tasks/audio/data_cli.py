@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from retable.platform.console import console, errors, progress_bar, show_defects
+from retable.platform.console import Into, Limit, Mirror, Yes, consent, console, errors, progress_bar, show_defects
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 
+SOURCES = Path(__file__).with_name("sources.json")
+"""The datasets that `fetch` knows."""
 Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Workers = Annotated[int, typer.Option(help="Processes.", min=1)]
+
+
+def fetch(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Datasets, e.g. clotho wavcaps-soundbible; none lists what there is.")
+    ] = None,
+    storage: Where = "results",
+    name: Annotated[str, typer.Option(help="Name of the data set that they become.")] = "dcase2023",
+    folder: Into = None,
+    yes: Yes = False,
+    mirror: Mirror = "",
+    limit: Limit = "",
+    features: Annotated[
+        Literal["waveform", "mel"], typer.Option(help="What is kept; mel: no resampling or mel in training.")
+    ] = "waveform",
+    workers: Workers = 1,
+) -> None:
+    """Download Clotho and WavCaps, check and unpack them, and import them; an interrupted download continues.
+
+    Example: `retable data fetch audio clotho wavcaps-soundbible`
+    """
+    from retable.platform.store import download
+    from retable.platform.text import seconds_of
+
+    published = download.read_published(SOURCES)
+    if not names:
+        console.print("\n".join(map(str, published.values())), markup=False)
+        return
+    root = folder or download.default_folder(Storage.open(storage), "audio")
+    seconds = seconds_of(limit, "--limit") if limit else 0.0
+    for wanted in [download.choose(published, each) for each in names]:
+        place = root / "wavcaps" if wanted.hub else root
+        download.fetch(wanted, place, partial(consent, yes=yes), progress_bar, mirror=mirror, seconds=seconds)
+    import_(root, name=name, storage=storage, features=features, workers=workers)
 
 
 def make(
@@ -193,4 +230,4 @@ def import_table(
     return info
 
 
-DATA = {"make": make, "check": check, "import": import_}
+DATA = {"fetch": fetch, "make": make, "check": check, "import": import_}

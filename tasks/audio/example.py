@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.spec.claims import Verdict
-from retable.platform.spec.table import Claim, Measurement, Results, stored_as
+from retable.platform.spec.claims import Verdict, decided
+from retable.platform.spec.table import Measurement, Results, claim, stored_as
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.rewrite.rewriter import rewrite
 
@@ -95,7 +94,7 @@ def takes_keywords(results: Results, author: str) -> Verdict:
     if not found:
         return Verdict("not tested at this scale", "not counted")
     number, of = (round(found[0].metrics[name]) for name in ("with_keyword", "sentences"))
-    return Verdict("holds" if number else "does not hold", f"{number} of {of} sentences")
+    return decided(bool(number), f"{number} of {of} sentences")
 
 
 def keeps_rules(results: Results, author: str) -> Verdict:
@@ -107,7 +106,7 @@ def keeps_rules(results: Results, author: str) -> Verdict:
     number, longest, forbidden = (round(metrics[name]) for name in ("sentences", "longest", "forbidden"))
     kept = number == WANTED and longest <= LONGEST and not forbidden
     because = f"{number} sentences, the longest of {longest} words, {forbidden} with 'heard' or 'recorded'"
-    return Verdict("holds" if kept else "does not hold", because)
+    return decided(kept, because)
 
 
 def lacks_keywords(results: Results) -> Verdict:
@@ -119,12 +118,8 @@ def lacks_keywords(results: Results) -> Verdict:
 
 
 CLAIMS = [
-    Claim(text="Some of the rephrased captions take the keywords into account.", check=lacks_keywords),
-    Claim(
-        text="Some of the offline rewriter's sentences take the keywords into account.",
-        check=partial(takes_keywords, author=RULES),
-        ours=True,
-    ),
-    Claim(text="The language model keeps the prompt's rules.", check=partial(keeps_rules, author=MODEL), ours=True),
-    Claim(text="The offline rewriter keeps them.", check=partial(keeps_rules, author=RULES), ours=True),
+    claim("Some of the rephrased captions take the keywords into account.", lacks_keywords),
+    claim("Some of the offline rewriter's sentences take the keywords into account.", takes_keywords, RULES, ours=True),
+    claim("The language model keeps the prompt's rules.", keeps_rules, MODEL, ours=True),
+    claim("The offline rewriter keeps them.", keeps_rules, RULES, ours=True),
 ]

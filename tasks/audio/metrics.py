@@ -300,27 +300,3 @@ def bootstrap(
     by_seed = sums.sum(axis=1) / sizes.sum(axis=1)
     low, high = np.percentile(resampled, [2.5, 97.5])
     return joint_of(by_seed, float(low), float(high))
-
-
-def paired_bootstrap(
-    a: Float[Array, "*seeds queries"],
-    b: Float[Array, "*seeds queries"],
-    cluster: Int[Array, " queries"],
-    samples: int = 2000,
-    seed: int = 0,
-) -> Estimate:
-    """Return by how much the mean of `a` exceeds that of `b`, with a 95 % interval: the same queries, both drawn alike.
-
-    Args:
-        a: a score of each query, or of each training seed and query.
-        b: the same of another system; k-th seed beside k-th seed.
-        cluster: the recording of each query.
-        samples: how often to resample.
-        seed: seed of the resampling.
-
-    Raises:
-        ValueError: where the two are not of the same queries and seeds.
-    """
-    if np.shape(a) != np.shape(b):
-        raise ValueError(f"scores {np.shape(a)} and {np.shape(b)} are not of the same queries and seeds")
-    return bootstrap(np.asarray(a, np.float64) - b, cluster, samples, seed)

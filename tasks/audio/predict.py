@@ -16,6 +16,7 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.spec.task import Source
+from retable.platform.train.worker import best_device
 from retable.tasks.audio import metrics
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_recordings
 from retable.tasks.audio.config import SPLITS, Config, View, trained_on
@@ -82,7 +83,7 @@ def load(config: Config, weights: Mapping[str, Tensor]) -> DualEncoder:
     """Return a trained model in evaluation mode, on a GPU where there is one. Nothing is downloaded."""
     from retable.tasks.audio.model import load as rebuild
 
-    return rebuild(config, weights).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    return rebuild(config, weights).eval().to(best_device())
 
 
 def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
@@ -203,7 +204,7 @@ def per_query(summaries: Summaries) -> dict[str, Array]:
     """Return the scores of every caption of a view, and `recording`, what they are clustered by: each (queries,).
 
     The scores are `map10`, `r1`, `r5`, `r10`, and, of data that know which recordings fit a caption, `map10_multi` and
-    `map16_multi`, not a number for captions that fit none. `metrics.paired_bootstrap` compares those of two runs.
+    `map16_multi`, not a number for captions that fit none. `metrics.bootstrap` of their differences compares two runs.
     """
     ordered = [summaries[shard] for shard in sorted(summaries)]
     names = ("recording", "better", "tied", "map10_multi", "map16_multi")

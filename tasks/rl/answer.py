@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from retable.platform.config import check
 from retable.platform.errors import UserError
-from retable.tasks.rl.config import View, check_least
+from retable.tasks.rl.config import View
 from retable.tasks.rl.export import Exported
 
 SUFFIXES = (".npy",)
@@ -30,8 +31,8 @@ class Options:
     """Candidates for each observation."""
 
     def __post_init__(self) -> None:
-        check_least(0, seed=self.seed)
-        check_least(1, samples=self.samples)
+        check(self, "seed", least=0)
+        check(self, "samples")
 
 
 def target(source: Path, options: Options) -> str:

@@ -13,6 +13,7 @@ from retable.platform.spec.claims import (
     UNTESTED,
     Status,
     Verdict,
+    decided,
     join,
     mean_of,
     ratio_of,
@@ -20,7 +21,7 @@ from retable.platform.spec.claims import (
     too_few,
     untested,
 )
-from retable.platform.spec.table import Claim, Results, Row
+from retable.platform.spec.table import Claim, Results, Row, claim
 from retable.platform.text import plural
 from retable.tasks.rl.learning.readings import CONTROLS, NAMES, NETWORKS, break_even, file_sizes
 from retable.tasks.rl.tables import (
@@ -125,7 +126,7 @@ def kept_return(
         return untested("runs are missing")
     about = f"of the dense return, {plural(pairs.shape[1], 'seed')}, {updates(results)}"
     found = ratio_of(pairs[0], pairs[1], about, ".0%").verdict(KEEPS)
-    return Verdict(found.status, f"{found.because}; keeps means {KEEPS:.0%}")
+    return found.noted(f"; keeps means {KEEPS:.0%}")
 
 
 def against_controls(method: str, name: str, sparsities: Sequence[float]) -> list[Claim]:
@@ -153,7 +154,7 @@ def beats_controls(results: Results, method: str, sparsity: float, policy: str) 
     if len({verdict.because for verdict in verdicts.values()}) == 1:
         return next(iter(verdicts.values()))
     joined = join({name: Verdict(v.status, f"{v.status}, {v.because}") for name, v in verdicts.items()})
-    return Verdict(joined.status, f"{joined.because}; gaps in the behaviour's return, {updates(results)}")
+    return joined.noted(f"; gaps in the behaviour's return, {updates(results)}")
 
 
 def beats(results: Results, ours: Row, control: Row, policy: str, chances: int = 1) -> Verdict:
@@ -221,7 +222,7 @@ def scores_higher(results: Results, ours: Row, other: Row, policy: str) -> Verdi
     found = beats(results, ours, other, policy)
     if found.status == UNTESTED:
         return found
-    return Verdict(found.status, f"{found.because}; gaps in the behaviour's return, {updates(results)}")
+    return found.noted(f"; gaps in the behaviour's return, {updates(results)}")
 
 
 def rounds_to(results: Results, wanted: int, above: str, below: str, rows: tuple[Row, Row]) -> Verdict:
@@ -233,7 +234,7 @@ def rounds_to(results: Results, wanted: int, above: str, below: str, rows: tuple
     ratios = {NETWORKS[network]: top.mean() / bottom.mean() for network, (top, bottom) in sizes.items()}
     shown = ", ".join(f"{title} {ratio:.2f}x" for title, ratio in ratios.items())
     good = all(round(ratio) == wanted for ratio in ratios.values())
-    return Verdict("holds" if good else "does not hold", f"{shown}; holds if every ratio rounds to {wanted}")
+    return decided(good, f"{shown}; holds if every ratio rounds to {wanted}")
 
 
 def reproduces(results: Results, printed: Row, ours: Row) -> Verdict:
@@ -244,7 +245,7 @@ def reproduces(results: Results, printed: Row, ours: Row) -> Verdict:
     apart = {header: values.mean() / 1e6 / printed.published[header] - 1 for header, values in sizes.items()}
     shown = ", ".join(f"{header} {gap:+.1%}" for header, gap in apart.items())
     good = all(abs(gap) <= NEAR for gap in apart.values())
-    return Verdict("holds" if good else "does not hold", f"{shown} from what is printed; {NEAR:.0%} would count")
+    return decided(good, f"{shown} from what is printed; {NEAR:.0%} would count")
 
 
 def times_smaller(results: Results, times: float, larger: Row, ours: Row, form: str = "dense") -> Verdict:
@@ -259,7 +260,7 @@ def times_smaller(results: Results, times: float, larger: Row, ours: Row, form: 
         ratios[title] = files.mean() / compact
     shown = ", ".join(f"{title} {values.min():.1f}x to {values.max():.1f}x" for title, values in ratios.items())
     good = all(values.min() >= times for values in ratios.values())
-    return Verdict("holds" if good else "does not hold", f"{shown} over {len(ratios['VAE'])} seeds")
+    return decided(good, f"{shown} over {len(ratios['VAE'])} seeds")
 
 
 def pays_from(results: Results, form: str, sparsity: float) -> Verdict:
@@ -273,7 +274,7 @@ def pays_from(results: Results, form: str, sparsity: float) -> Verdict:
         found = break_even(x, sizes, float(dense.mean()))
         shown.append(f"{title} never" if found is None else f"{title} {100 * found:.1f} %")
         good = good and found is not None and abs(found - sparsity) <= 0.01
-    return Verdict("holds" if good else "does not hold", ", ".join(shown))
+    return decided(good, ", ".join(shown))
 
 
 def moves_little(results: Results, rounded: Row) -> Verdict:
@@ -282,7 +283,7 @@ def moves_little(results: Results, rounded: Row) -> Verdict:
     if not moved.size:
         return untested("no actions of the rounded policy")
     shown = f"{moved.mean():.4f} (worst seed {moved.max():.4f}) of actions in [-1, 1], {plural(len(moved), 'seed')}"
-    return Verdict("holds" if moved.max() < MOVED else "does not hold", shown)
+    return decided(moved.max() < MOVED, shown)
 
 
 ROUNDING = [
@@ -352,7 +353,7 @@ def last_layer_kept(results: Results, method: str) -> Verdict:
         return untested("no runs")
     shares = {title: np.concatenate(each, axis=1) for title, each in kept.items()}
     shown = ", ".join(f"{title} {share.mean():.0%} (lowest {share.min():.0%})" for title, share in shares.items())
-    return Verdict("holds" if all(v.min() > 0.05 for v in shares.values()) else "does not hold", f"{shown} against 5 %")
+    return decided(all(v.min() > 0.05 for v in shares.values()), f"{shown} against 5 %")
 
 
 def grasp_keeps_more(results: Results) -> Verdict:
@@ -372,9 +373,9 @@ def grasp_keeps_more(results: Results) -> Verdict:
 
 
 LAYERS = [
-    Claim(text="SNIP keeps more in the last layer than elsewhere.", check=partial(last_layer_kept, method="snip")),
-    Claim(text="GraSP keeps more in the last layer than elsewhere.", check=partial(last_layer_kept, method="grasp")),
-    Claim(text="GraSP keeps more weights of the last layer than SNIP.", check=grasp_keeps_more),
+    claim("SNIP keeps more in the last layer than elsewhere.", last_layer_kept, "snip"),
+    claim("GraSP keeps more in the last layer than elsewhere.", last_layer_kept, "grasp"),
+    claim("GraSP keeps more weights of the last layer than SNIP.", grasp_keeps_more),
 ]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from retable.platform.console import console, show_defects
+from retable.platform.console import Into, Limit, Mirror, Yes, consent, console, progress_bar, show_defects
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Offline RL: play a trained policy, write it as a compact file.")
 
+SOURCES = Path(__file__).with_name("sources.json")
+"""The sets of Minari that `fetch` knows; those of D4RL are in `recordings/d4rl.json`."""
 SUFFIX = ".rtsn"
 """What the name of a policy's file ends in."""
 Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
@@ -61,6 +64,42 @@ def _tell(info: Mapping[str, Any]) -> None:
             console.print(f"{word}: {line}", markup=False)
     if skipped := info.get("skipped"):
         console.print(f"left out: episodes {', '.join(map(str, skipped))}")
+
+
+def fetch(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Datasets, e.g. hopper-expert-v2; none lists what there is.")
+    ] = None,
+    storage: Where = "results",
+    folder: Into = None,
+    yes: Yes = False,
+    mirror: Mirror = "",
+    limit: Limit = "",
+    replace: Replace = False,
+) -> None:
+    """Download sets of D4RL and Minari, check them, and convert them for training; an interrupted download continues.
+
+    Example: `retable data fetch rl halfcheetah-expert-v2 hopper-expert-v2 walker2d-expert-v2`
+    """
+    from retable.platform.store import download
+    from retable.platform.text import seconds_of
+    from retable.tasks.rl import data
+    from retable.tasks.rl.recordings.d4rl import published as d4rl
+    from retable.tasks.rl.tools.minari import import_minari
+
+    published = {**d4rl(), **download.read_published(SOURCES)}
+    if not names:
+        console.print("\n".join(map(str, published.values())), markup=False)
+        return
+    root = Storage.open(storage)
+    place = folder or download.default_folder(root, "rl")
+    seconds = seconds_of(limit, "--limit") if limit else 0.0
+    for wanted in [download.choose(published, name) for name in names]:
+        files = download.fetch(wanted, place, partial(consent, yes=yes), progress_bar, mirror=mirror, seconds=seconds)
+        if wanted.hub:
+            _tell(import_minari(place / wanted.hub.folders[0], root, replace=replace))
+        else:
+            _tell(data.convert(files[0], root, replace=replace))
 
 
 def make(
@@ -189,7 +228,7 @@ def import_(
     console.print(f"train on it: retable train rl {set_line(changes)}", markup=False)
 
 
-DATA = {"make": make, "check": check, "convert": convert, "import": import_}
+DATA = {"fetch": fetch, "make": make, "check": check, "convert": convert, "import": import_}
 
 
 @app.command()

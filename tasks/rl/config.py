@@ -9,20 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retable.platform.config import added
+from retable.platform.config import added, check
 
 
 def check_sparsity(sparsity: float) -> None:
     """Refuse a sparsity outside [0, 1)."""
     if not 0 <= sparsity < 1:
         raise ValueError(f"sparsity {sparsity} is outside [0, 1)")
-
-
-def check_least(least: int, **values: float) -> None:
-    """Refuse values below `least`, each by its name."""
-    for name, value in values.items():
-        if value < least:
-            raise ValueError(f"{name} {value} is below {least}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +46,7 @@ class Scoring(Pruning):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(1, iterations=self.iterations)
+        check(self, "iterations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +57,7 @@ class Snip(Scoring):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(1, batch=self.batch)
+        check(self, "batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +68,7 @@ class Grasp(Scoring):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_least(2, batch=self.batch)
+        check(self, "batch", least=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +116,8 @@ class Bcq:
         for name in ("discount", "target_rate", "minimum_weight"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} {getattr(self, name)} is outside [0, 1]")
-        check_least(0, perturbation=self.perturbation)
-        check_least(1, target_samples=self.target_samples)
+        check(self, "perturbation", least=0)
+        check(self, "target_samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,14 +159,13 @@ class Config:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_least(1, batch=self.batch, epochs=self.epochs, steps=self.steps)
-        check_least(1, actor=min(self.actor), critic=min(self.critic), vae=min(self.vae))
-        check_least(0, seed=self.seed)
+        check(self, "batch", "epochs", "steps")
+        check(self, "actor", "critic", "vae")
+        check(self, "seed", least=0)
         only = getattr(self.prune, "networks", "all")
         if isinstance(self.algorithm, Bc) and only in ("actor", "critic"):
             raise ValueError(f"prune.networks={only} prunes nothing, as algorithm=bc trains the VAE alone")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate {self.learning_rate} is not above 0")
+        check(self, "learning_rate", least=0, above=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,5 +184,5 @@ class View:
     """The weights act as they come out of a compact file of this precision (`retable rl export`); float32 is exact."""
 
     def __post_init__(self) -> None:
-        check_least(0, epoch=self.epoch, seed=self.seed)
-        check_least(1, episodes=self.episodes, samples=self.samples)
+        check(self, "epoch", "seed", least=0)
+        check(self, "episodes", "samples")

@@ -25,6 +25,7 @@ from retable.platform.execute.streams import read_blocks
 from retable.platform.spec.task import Source, data_folder
 from retable.platform.store.storage import Storage
 from retable.platform.train import seeds
+from retable.platform.train.worker import share
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.metrics import normalised_score
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes, spaces, versions, with_settings
@@ -525,7 +526,7 @@ class Transitions:
         neither `start` nor the other members, and the ranks' shares joined are the batch of one worker.
 
         """
-        share = slice(rank * self.batch // world, (rank + 1) * self.batch // world)
+        own = share(self.batch, rank, world)
         for block in range(start // BLOCK, -(-self.steps // BLOCK)):
             draws = [self._draw((BLOCK, self.batch), seed, BATCHES, epoch, block) for seed in self._streams]
             rows: Any = np.stack(draws)
@@ -533,7 +534,7 @@ class Transitions:
             if self._table is not None:  # one transfer for all the block's steps
                 rows, members = (torch.from_numpy(numbers).to(self._table.device) for numbers in (rows, members))
             for step in range(max(start, block * BLOCK), min(self.steps, (block + 1) * BLOCK)):
-                yield self._take(rows[:, step % BLOCK, share][members])
+                yield self._take(rows[:, step % BLOCK, own][members])
 
     def sample(self, member: int, size: int) -> dict[str, torch.Tensor]:
         """Return `size` transitions for pruning a member: a batch without the members' axis, the same at each call.

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from retable.platform.spec.claims import Estimate, Verdict, join, judge, mean_of, too_few, untested
-from retable.platform.spec.table import Claim, Replicate, Results, Row
+from retable.platform.spec.claims import Estimate, Verdict, decided, join, judge, mean_of, too_few, untested
+from retable.platform.spec.table import Claim, Replicate, Results, Row, claim
 from retable.tasks.style.config import OptimiseImage, TrainNetwork
 from retable.tasks.style.figures import CRITERIA, arrays_of, losses_of, photograph_of
 from retable.tasks.style.tables import (
@@ -120,7 +120,7 @@ def alike(results: Results, ones: Sequence[Row], other: Row) -> Verdict:
             found = compare(results, [one], [other], f"{name}_error")
             verdicts.append(check(found, 1 / ALIKE, ALIKE, f"{name} error, {one.label} over {other.label}:"))
     joined = join(verdicts)
-    return Verdict(joined.status, f"{joined.because}; alike means within a factor {ALIKE}")
+    return joined.noted(f"; alike means within a factor {ALIKE}")
 
 
 def spread(metrics: Mapping[str, float], name: str) -> Estimate:
@@ -182,17 +182,14 @@ def seconds_of_4k(results: Results) -> Verdict:
         return untested("not run")
     seconds = spread(found[0].metrics, "network_seconds")
     verdict = seconds.verdict(0.0, SECONDS)
-    return on_a_gpu(results, Verdict(verdict.status, f"{verdict.because} s"))
+    return on_a_gpu(results, verdict.noted(" s"))
 
 
 TABLE1 = [
-    Claim(text="Version 2 is hundreds of times as fast as version 1, at every size.", check=much_faster),
-    Claim(text="The speed-up is larger at higher resolutions.", check=grows),
-    Claim(
-        text="At 512 pixels AlexNet is several times as fast as VGG-19 (the paper: around 5).",
-        check=several_times,
-    ),
-    Claim(text="A 4K picture takes 2 to 3 seconds, or less, on a GPU.", check=seconds_of_4k),
+    claim("Version 2 is hundreds of times as fast as version 1, at every size.", much_faster),
+    claim("The speed-up is larger at higher resolutions.", grows),
+    claim("At 512 pixels AlexNet is several times as fast as VGG-19 (the paper: around 5).", several_times),
+    claim("A 4K picture takes 2 to 3 seconds, or less, on a GPU.", seconds_of_4k),
 ]
 
 
@@ -231,7 +228,7 @@ def more_style(results: Results) -> Verdict:
     return Verdict(verdict.status, verdict.because + "".join(trained))
 
 
-FIGURE1 = [Claim(text="Version 1 preserves more of the style than version 2.", check=more_style)]
+FIGURE1 = [claim("Version 1 preserves more of the style than version 2.", more_style)]
 
 
 def fall(replicate: Replicate) -> float:
@@ -243,7 +240,7 @@ def falls_alike(results: Results, one: Row, other: Row) -> Verdict:
     """Say whether the losses of two rows fall by a similar factor."""
     about = f"loss left, {one.label} over {other.label}:"
     verdict = check(compare(results, [one], [other], fall), 1 / TREND, TREND, about)
-    return Verdict(verdict.status, f"{verdict.because}; similar means within a factor {TREND:g}")
+    return verdict.noted(f"; similar means within a factor {TREND:g}")
 
 
 def of_trained_backbones(check: Callable[[Results], Verdict]) -> Callable[[Results], Verdict]:
@@ -263,9 +260,7 @@ FIGURE2 = [
         check=of_trained_backbones(partial(falls_alike, one=ALEXNET, other=VGG19)),
     )
 ]
-FIGURE3 = [
-    Claim(text="Both backbones end alike.", check=of_trained_backbones(partial(alike, ones=[ALEXNET], other=VGG19)))
-]
+FIGURE3 = [claim("Both backbones end alike.", of_trained_backbones(partial(alike, ones=[ALEXNET], other=VGG19)))]
 
 
 def seconds(results: Results, name: str) -> Estimate | None:
@@ -302,18 +297,12 @@ def same_function(results: Results) -> Verdict:
     one, other = (time for time in times if time)
     overlap = one.low <= other.high and other.low <= one.high
     because = f"first losses differ by {gap:.1g} of their size; seconds {one} and {other}"
-    return Verdict("holds" if gap < EQUAL and overlap else "does not hold", because)
+    return decided(gap < EQUAL and overlap, because)
 
 
 FIGURE4 = [
-    Claim(
-        text="Huber and MSE take less time than L1 and smooth L1.",
-        check=partial(quicker, quick=("Huber", "MSE"), slow=("L1", "smooth L1")),
-    ),
-    Claim(
-        text="The four losses end alike.",
-        check=partial(alike, ones=[LOSSES[name] for name in ("L1", "smooth L1", "Huber")], other=LOSSES["MSE"]),
-    ),
+    claim("Huber and MSE take less time than L1 and smooth L1.", quicker, ("Huber", "MSE"), ("L1", "smooth L1")),
+    claim("The four losses end alike.", alike, [LOSSES[name] for name in ("L1", "smooth L1", "Huber")], LOSSES["MSE"]),
     Claim(
         text="Huber with delta 1 and smooth L1 are one function: their losses are equal, their times differ by noise.",
         check=same_function,
@@ -368,10 +357,10 @@ def keeps_size(results: Results) -> Verdict:
     if not pairs:
         return untested("rows are missing")
     because = "; ".join(f"{w} x {h} gives {v} x {g}" for (w, h), (v, g) in pairs)
-    return Verdict("holds" if all(one == other for one, other in pairs) else "does not hold", because)
+    return decided(all(one == other for one, other in pairs), because)
 
 
-FIGURE8 = [Claim(text="The result has the size of the photograph.", check=keeps_size)]
+FIGURE8 = [claim("The result has the size of the photograph.", keeps_size)]
 
 CLAIMS = {
     "table1": TABLE1,

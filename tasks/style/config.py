@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retable.platform.config import Parent, Scratch, Weights
+from retable.platform.config import Parent, Scratch, Weights, check
 
 Convention = Literal["gatys", "frobenius", "mean", "sum", "relative"]
 """How layer losses are scaled; G = F F^T over M positions of N filters, C H W = N M.
@@ -232,9 +232,7 @@ class TrainNetwork:
     )
 
     def __post_init__(self) -> None:
-        for name in ("filters", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is below 1")
+        check(self, "filters", "batch")
         if self.size < 32:
             raise ValueError(f"size {self.size} is below 32 pixels")
         if not 0 <= self.shift <= self.size - 32:
@@ -280,9 +278,7 @@ class Config:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is below 1")
+        check(self, "epochs", "steps")
         if not self.style:
             raise ValueError("style names no painting")
         if self.blend and (len(self.blend) != len(self.style) or min(self.blend) < 0 or sum(self.blend) <= 0):

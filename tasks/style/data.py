@@ -34,6 +34,7 @@ from retable.platform.execute.streams import encode, read_blocks, stream
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.platform.train.seeds import generator
+from retable.platform.train.worker import share
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.streams import CROPS, ORDER
@@ -272,7 +273,7 @@ class Photographs:
         method = self.config.method
         if not isinstance(method, TrainNetwork):
             return iter([None] * (self.steps - start))
-        own = slice(rank * self.batch // world, (rank + 1) * self.batch // world)
+        own = share(self.batch, rank, world)
         first, last = (epoch * self.steps + step for step in (start, self.steps))
         positions = np.arange(first * self.batch, last * self.batch).reshape(-1, self.batch)[:, own]
         return self._streamed(positions, method) if self._columns is None else self._decoded(positions, method)

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from retable.platform.console import console, progress_bar, show_defects
+from retable.platform.console import Limit, Mirror, Yes, consent, console, progress_bar, show_defects
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 
+SOURCES = Path(__file__).with_name("sources.json")
+"""The datasets that `fetch` knows."""
 Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
+
+
+def fetch(
+    name: Annotated[str, typer.Argument(help="A dataset, e.g. coco2017; none lists what there is.")] = "",
+    storage: Where = "results",
+    yes: Yes = False,
+    mirror: Mirror = "",
+    limit: Limit = "",
+) -> None:
+    """Download COCO 2017, check and unpack it, and index it for training; an interrupted download continues.
+
+    Example: `retable data fetch style coco2017`
+    """
+    from retable.platform.config import set_line
+    from retable.platform.store import download
+    from retable.platform.text import seconds_of
+    from retable.tasks.style.files.prepare import describe, folder, index_folder
+
+    published = download.read_published(SOURCES)
+    if not name:
+        console.print("\n".join(map(str, published.values())), markup=False)
+        return
+    place = folder(Storage.open(storage), name)
+    if not place.is_local:
+        raise UserError(f"{place}: fetch to a local --storage, then copy it")
+    seconds = seconds_of(limit, "--limit") if limit else 0.0
+    wanted, agree = download.choose(published, name), partial(consent, yes=yes)
+    download.fetch(wanted, Path(place.root), agree, progress_bar, mirror=mirror, seconds=seconds)
+    console.print(f"{place}: {describe(index_folder(place, name))}", markup=False)
+    console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 
 
 def make(
@@ -81,4 +114,4 @@ def import_(
     console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 
 
-DATA = {"make": make, "check": check, "import": import_}
+DATA = {"fetch": fetch, "make": make, "check": check, "import": import_}

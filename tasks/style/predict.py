@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from retable.platform.spec.task import Source
+from retable.platform.train.worker import best_device
 from retable.tasks.style.apply.judge import errors, lattice
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork, View
 from retable.tasks.style.data import painting, photograph, tests
-from retable.tasks.style.devices import best_device
 from retable.tasks.style.files import images
 from retable.tasks.style.learner import RATE, TRANSFORMER
 from retable.tasks.style.networks.backbones import build
@@ -60,7 +60,7 @@ def stylised(
     network = trained(config, weights)
     if network.architecture.styles > 1:
         network = chosen(network, config.style, aims(config, view)[0], "view.painting")
-    network = network.to(best_device())
+    network = network.to(best_device(apple=True))
     made = {}
     for name in view.content or tests(source):
         before = images.fit(photograph(source, name), view.size)

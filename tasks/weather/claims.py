@@ -7,14 +7,13 @@ interval over training seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from retable.platform.spec.claims import Estimate, Verdict, join, judge, too_few, untested
-from retable.platform.spec.table import AnyRow, Claim, Replicate, Results
+from retable.platform.spec.table import AnyRow, Claim, Replicate, Results, claim
 from retable.platform.text import plural
 from retable.tasks.weather.metrics import isotonic, paired_brier, paired_difference, sequence_counts, squared_errors
 from retable.tasks.weather.predict import thresholds, validated
@@ -134,43 +133,37 @@ def beats(results: Results, better: AnyRow, worse: AnyRow, year: int | None = No
 def equals(results: Results, one: AnyRow, other: AnyRow) -> Verdict:
     """Say whether two rows' IoU scores are within `EQUAL` of each other."""
     verdict = judge(compare(results, one, other), -EQUAL, EQUAL)
-    return Verdict(verdict.status, f"{verdict.because}; equal means within {EQUAL}")
+    return verdict.noted(f"; equal means within {EQUAL}")
 
 
-def beats_all(results: Results, better: AnyRow, others: Sequence[AnyRow]) -> Verdict:
-    """Say whether a row beats each of some others."""
+def beats_all(results: Results, better: AnyRow, *others: AnyRow) -> Verdict:
+    """Return whether a row beats each of some others."""
     return join({f"against {worse.label}": beats(results, better, worse) for worse in others})
 
 
-def vote_beats_members(results: Results, vote: AnyRow, members: Sequence[AnyRow]) -> Verdict:
-    """Say whether a vote's IoU is higher than that of each member that was run."""
-    return beats_all(results, vote, [row for row in members if row in results])
+def beats_members(results: Results, vote: AnyRow, *members: AnyRow) -> Verdict:
+    """Return whether a vote beats each of its members that was run."""
+    return beats_all(results, vote, *(row for row in members if row in results))
 
 
-def better_by_year(results: Results, better: Mapping[int, AnyRow], worse: Mapping[int, AnyRow]) -> Verdict:
-    """Say whether in each year one row beats another."""
-    return join({str(year): beats(results, row, worse[year], year) for year, row in better.items()})
+def better_by_year(results: Results, *rows: AnyRow) -> Verdict:
+    """Return whether the first row beats the second in 2019, and the second the first in 2020."""
+    return join({str(2019 + year): beats(results, rows[year], rows[1 - year], 2019 + year) for year in (0, 1)})
 
 
-def learnt(results: Results, check: Any, rows: Sequence[AnyRow]) -> Verdict:
-    """Test a claim on some rows, if each of them has learnt something."""
-    verdict: Verdict = unlearnt(results, rows) or check(results)
-    return verdict
+def tested(text: str, check: Callable[..., Verdict], *rows: AnyRow, ours: bool = False) -> Claim:
+    """Return the claim that `check(results, *rows)` tests once each of the rows has learnt something."""
+    return claim(text, lambda results: unlearnt(results, rows) or check(results, *rows), ours=ours)
 
 
 def paper(text: str, better: AnyRow, *others: AnyRow) -> Claim:
     """Return the paper's claim that a row beats others."""
-    return tested(text, partial(beats_all, better=better, others=others), better, *others)
-
-
-def tested(text: str, check: Any, *rows: AnyRow, ours: bool = False) -> Claim:
-    """Return a claim on some rows, which are compared once each of them has learnt something."""
-    return Claim(text=text, check=partial(learnt, check=check, rows=rows), ours=ours)
+    return tested(text, beats_all, better, *others)
 
 
 def ours(text: str, better: AnyRow, *others: AnyRow) -> Claim:
     """Return our claim that a row beats others."""
-    return tested(text, partial(beats_all, better=better, others=others), better, *others, ours=True)
+    return tested(text, beats_all, better, *others, ours=True)
 
 
 GATES = (CLIMATOLOGY.label, ALL_RAIN.label)
@@ -188,23 +181,11 @@ CLAIMS: Mapping[str, Sequence[Claim]] = {
         paper("The improvements of section 2.2 beat the official baseline.", BASELINE_IMPROVED, OFFICIAL_ROW),
         paper("SWIN-UNETR beats ViViT.", SWIN_BCE, VIVIT_BASE),
         paper("SWIN-UNETR beats the official baseline.", SWIN_BCE, OFFICIAL_ROW),
-        tested(
-            "16-bit training gives the same score.",
-            partial(equals, one=SWIN_16BIT, other=SWIN_BCE),
-            SWIN_16BIT,
-            SWIN_BCE,
-        ),
+        tested("16-bit training gives the same score.", equals, SWIN_16BIT, SWIN_BCE),
         paper("Thresholds below and above 0.5 lose.", SWIN_BCE, SWIN_LOW, SWIN_HIGH),
         paper("`repeat_interleave` beats `channel_conv` and `upsample`.", SWIN_BCE, SWIN_CHANNELS, SWIN_UPSAMPLE),
         tested(
-            "The improved baseline is better in 2019, SWIN-UNETR in 2020.",
-            partial(
-                better_by_year,
-                better={2019: BASELINE_IMPROVED, 2020: SWIN_BCE},
-                worse={2019: SWIN_BCE, 2020: BASELINE_IMPROVED},
-            ),
-            BASELINE_IMPROVED,
-            SWIN_BCE,
+            "The improved baseline is better in 2019, SWIN-UNETR in 2020.", better_by_year, BASELINE_IMPROVED, SWIN_BCE
         ),
         *(
             ours(f"{better.label.capitalize()} beats {worse.label}.", better, worse)
@@ -217,36 +198,19 @@ CLAIMS: Mapping[str, Sequence[Claim]] = {
         ours("A threshold for each region, year and lead time beats one for all.", CONTEXT_BY_LEAD, CONTEXT_TUNED),
         tested(
             "Isotonic calibration lowers the Brier score of the context network.",
-            partial(lowers_brier, better=CONTEXT_CALIBRATED, worse=CONTEXT_TUNED),
+            lowers_brier,
             CONTEXT_CALIBRATED,
             CONTEXT_TUNED,
             ours=True,
         ),
         ours("The official baseline gains from the crop and the mask put right.", BASELINE_RIGHT, OFFICIAL_ROW),
-        tested(
-            "The difference mask changes nothing.",
-            partial(equals, one=BASELINE_MASKED, other=BASELINE),
-            BASELINE_MASKED,
-            BASELINE,
-            ours=True,
-        ),
+        tested("The difference mask changes nothing.", equals, BASELINE_MASKED, BASELINE, ours=True),
     ],
     "table2": [
-        tested(
-            "The majority vote beats each of its members.",
-            partial(vote_beats_members, vote=VOTE, members=VOTERS),
-            VOTE,
-            *VOTERS,
-        ),
+        tested("The majority vote beats each of its members.", beats_members, VOTE, *VOTERS),
         paper("The improved baseline beats the official one.", IMPROVED_HELDOUT, OFFICIAL_HELDOUT),
         paper("SWIN-UNETR beats the official baseline.", SWIN_HELDOUT, OFFICIAL_HELDOUT),
-        tested(
-            "Our majority vote beats each of its members.",
-            partial(vote_beats_members, vote=OUR_VOTE, members=OUR_VOTERS),
-            OUR_VOTE,
-            *OUR_VOTERS,
-            ours=True,
-        ),
+        tested("Our majority vote beats each of its members.", beats_members, OUR_VOTE, *OUR_VOTERS, ours=True),
         ours("Mean probability with a tuned threshold beats the majority vote.", OUR_MEAN, OUR_VOTE),
     ],
     "shuffling": [ours("Windows one by one train a better forecaster than windows in runs.", ONE_BY_ONE, IN_RUNS)],

@@ -31,6 +31,21 @@ Motion = Annotated[str, typer.Option(help="Move a retrieval's rain: optical_flow
 Epoch = Annotated[int, typer.Option(help="A kept epoch, of runs that name none; 0: the last.", min=0)]
 
 
+def fetch(
+    name: Annotated[str, typer.Argument(help="A dataset; none lists what there is.")] = "",
+) -> None:
+    """Say where Weather4cast's data are to be had: they need a registration, so nothing is downloaded.
+
+    Example: `retable data fetch weather`
+    """
+    from retable.platform.store.download import choose, read_published
+
+    published = read_published(Path(__file__).with_name("sources.json"))
+    for each in published.values():
+        console.print(str(each), markup=False)
+    choose(published, name or "w4c22")
+
+
 def make(
     size: Annotated[int, typer.Option(help="Pixels across an image: 24, 36, 60 or 252.")] = 36,
     storage: Where = "results",
@@ -211,7 +226,7 @@ def time_lines(said: Mapping[str, Any]) -> Iterator[str]:
 LINES = 5
 """Files left out that are named, at most."""
 
-DATA = {"make": make, "check": check, "convert": convert, "import": import_}
+DATA = {"fetch": fetch, "make": make, "check": check, "convert": convert, "import": import_}
 
 
 @app.command()

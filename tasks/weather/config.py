@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retable.platform.config import Parent, Scratch, Weights, added
+from retable.platform.config import Parent, Scratch, Weights, added, check
 
 CORE_REGIONS = ("boxi_0015", "boxi_0034", "boxi_0076", "roxi_0004", "roxi_0005", "roxi_0006", "roxi_0007")
 TRANSFER_REGIONS = ("roxi_0008", "roxi_0009", "roxi_0010")
@@ -21,13 +21,6 @@ PRESETS = ("24", "24-quick", "24-small", "36", "60", "252")
 """What may follow `generated-` in the name of a data set, its size first."""
 DATA_LENGTHS = {name: (4, 32) for name in ("w4c22", *(f"generated-{each}" for each in PRESETS))}
 """Inputs and lead times that data sets have, where this is known before they are there."""
-
-
-def check_positive(config: object, *names: str) -> None:
-    """Refuse numbers below 1."""
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} {getattr(config, name)} is below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +39,7 @@ class UNet:
     dropout: float = 0.4
 
     def __post_init__(self) -> None:
-        check_positive(self, "filters", "levels")
+        check(self, "filters", "levels")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout {self.dropout} is outside [0, 1)")
 
@@ -68,7 +61,7 @@ class Swin:
     """Compute activations again in the backward pass instead of keeping them."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "window")
+        check(self, "window")
         if self.feature_size < 12 or self.feature_size % 12:
             raise ValueError(f"feature_size {self.feature_size} is not a multiple of 12")
 
@@ -86,7 +79,7 @@ class Vivit:
     """How that picture comes to the output's size: the paper writes linear, its code says nearest."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "dim", "depth", "heads", "patch")
+        check(self, "dim", "depth", "heads", "patch")
         if self.dim % self.heads:
             raise ValueError(f"heads {self.heads} does not divide dim {self.dim}; choose another")
         if round(self.dim**0.5) ** 2 != self.dim:
@@ -101,7 +94,7 @@ class Context:
     levels: int = 5
 
     def __post_init__(self) -> None:
-        check_positive(self, "filters", "levels")
+        check(self, "filters", "levels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +104,7 @@ class Retrieval:
     filters: int = 16
 
     def __post_init__(self) -> None:
-        check_positive(self, "filters")
+        check(self, "filters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,18 +217,14 @@ class Config:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_positive(self, "batch", "epochs", "inputs", "forecast", "window_run")
+        check(self, "batch", "epochs", "inputs", "forecast", "window_run")
         if len(set(self.regions)) != len(self.regions) or not self.regions:
             raise ValueError("regions must be named, each once")
         if unknown := [region for region in self.left_out if region not in self.regions]:
             raise ValueError(f"left_out {unknown[0]!r} is none of regions; name one of {', '.join(self.regions)}")
         if set(self.left_out) == set(self.regions):
             raise ValueError("left_out names all regions; leave one to train on")
-        for name in ("steps", "patience", "gradient_clamp", "rain_threshold"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} {getattr(self, name)} is negative")
-        if self.holdout < 0:
-            raise ValueError(f"holdout {self.holdout} is negative; 0 holds nothing back")
+        check(self, "steps", "patience", "gradient_clamp", "rain_threshold", "holdout", least=0)
         self._check_model()
 
     @property

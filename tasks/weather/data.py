@@ -25,6 +25,7 @@ from retable.platform.execute.streams import decode, encode, read_blocks, stream
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.platform.train.seeds import generator
+from retable.platform.train.worker import share
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index, Window
@@ -222,7 +223,7 @@ class Windows:
 
     def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Batch]:
         """Yield this rank's share of the epoch's batches from step `start` on."""
-        own = slice(rank * self.batch // world, (rank + 1) * self.batch // world)
+        own = share(self.batch, rank, world)
         order = lanes(self._runs, self.batch, self.config.seed, epoch)[0][own, start : self.steps]
         return self._batches(order)
 

@@ -229,7 +229,7 @@ def scores(
 
     """
     counts = {shard: confusion(summary["histogram"], thresholds[shard]) for shard, summary in summaries.items()}
-    found = overlap(counts) | contingency(counts)
+    found = overlap(counts) | detection(counts)
     for column, width in enumerate(fss_widths(summaries)):
         sums = [(s["fss_error"][..., column].sum(), s["fss_reference"][..., column].sum()) for s in summaries.values()]
         add_mean(found, f"fss/{2 * width}km", [1 - error / reference for error, reference in sums if reference > 0])
@@ -267,19 +267,30 @@ def overlap(counts: Counts) -> dict[str, float]:
     return found | {f"iou/lead/{MINUTES * lead:03d}": float(value) for lead, value in enumerate(leads, start=1)}
 
 
-def contingency(counts: Counts) -> dict[str, float]:
+def contingency(counts: Array) -> Array:
+    """Return IoU, POD, FAR and bias of tp, fp, fn, tn (..., 4): (..., 4). All but IoU are NaN where not defined."""
+    hits, false_alarms, misses = (counts[..., part] for part in range(3))
+    return np.stack(
+        [
+            iou(counts),
+            ratio(hits, hits + misses, np.nan),
+            ratio(false_alarms, hits + false_alarms, np.nan),
+            ratio(hits + false_alarms, hits + misses, np.nan),
+        ],
+        axis=-1,
+    )
+
+
+def detection(counts: Counts) -> dict[str, float]:
     """Return means over shards of the probability of detection, false alarm ratio, precision and frequency bias."""
-    hits, false_alarms, misses, _ = np.stack([table.sum(axis=(0, 1)) for table in counts.values()], axis=-1)
-    defined = {
-        "pod": ratio(hits, hits + misses, np.nan),
-        "far": ratio(false_alarms, hits + false_alarms, np.nan),
-        "precision": ratio(hits, hits + false_alarms, np.nan),
-        "bias": ratio(hits + false_alarms, hits + misses, np.nan),
-    }
+    totals = np.stack([table.sum(axis=(0, 1)) for table in counts.values()])
+    _, pod, far, bias = np.moveaxis(contingency(totals), -1, 0)
+    hits, false_alarms, misses, _ = totals.T
+    precision = ratio(hits, hits + false_alarms, np.nan)
     found: dict[str, float] = {}
-    for name, values in defined.items():
+    for name, values in {"pod": pod, "far": far, "precision": precision, "bias": bias}.items():
         add_mean(found, name, values[~np.isnan(values)].tolist())
-    forecast, rain, pixels = (hits + false_alarms).sum(), (hits + misses).sum(), sum(t.sum() for t in counts.values())
+    forecast, rain, pixels = (hits + false_alarms).sum(), (hits + misses).sum(), totals.sum()
     if pixels:
         found |= {"rain_ratio/predicted": float(forecast / pixels), "rain_ratio/observed": float(rain / pixels)}
     return found
@@ -371,9 +382,13 @@ def drawn_anew(a: Sequence[Counts], b: Sequence[Counts], draws: int, seed: int) 
     random = generator(seed, "weather.bootstrap")
     for shard in shards:
         sides = np.stack([[side[shard] for side in pair] for pair in pairs]).astype(np.float64)
-        sequences = sides.shape[2]
-        times = random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
-        yield sides.sum(axis=2), np.tensordot(times, sides, axes=(1, 2))
+        yield sides.sum(axis=2), np.tensordot(times_drawn(random, sides.shape[2], draws), sides, axes=(1, 2))
+
+
+def times_drawn(random: np.random.Generator, sequences: int, draws: int) -> Array:
+    """Return how often each sequence is drawn, with replacement, as many as there are: float64 (draws, sequences)."""
+    drawn: Array = random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
+    return drawn
 
 
 def interval(difference: Array, resampled: Array) -> Estimate:

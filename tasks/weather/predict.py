@@ -13,6 +13,7 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.spec.task import Source
+from retable.platform.train.worker import best_device
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, Retrieval, View
 from retable.tasks.weather.data import sequences
@@ -82,7 +83,7 @@ def load(config: Config, weights: Mapping[str, Tensor], size: int, motion: str =
     forecaster.load_state_dict(dict(weights))
     if isinstance(forecaster.model, RetrievalForecaster):
         forecaster.model.move(motion)
-    return forecaster.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    return forecaster.eval().to(best_device())
 
 
 @torch.inference_mode()

@@ -121,9 +121,17 @@ RAINIER = {"loss.positive_weight": 16.0, "initial_rain": 0.5}
 """With this weight 0.5 means one chance of rain in 17, about where an IoU of 0.06 is best, and the 6 % of pixels with
 rain weigh as half."""
 TINY = {
-    "unet": {**RAINIER, "batch": 8, "model.filters": 8, "model.dropout": 0.1, "optimizer.learning_rate": 2e-3},
+    "unet": {
+        **RAINIER,
+        "channels_last": True,
+        "batch": 8,
+        "model.filters": 8,
+        "model.dropout": 0.1,
+        "optimizer.learning_rate": 5e-3,
+    },
     "swin": {
         **RAINIER,
+        "channels_last": True,
         "batch": 4,
         "model.feature_size": 12,
         "model.window": 4,
@@ -167,8 +175,8 @@ QUICK = Reduced(
     defaults={"window_run": 4},
     models={
         **SIMPLE,
-        "unet": {**TINY["unet"], "steps": 700, "epochs": 1},
-        "swin": {**TINY["swin"], "batch": 2, "steps": 60, "epochs": 1},
+        "unet": {**TINY["unet"], "epochs": 3},
+        "swin": {**TINY["swin"], "batch": 1, "steps": 150, "epochs": 1},
         "context": {**TINY["context"], "steps": 300, "epochs": 1},
         "retrieval": {**TINY["retrieval"], "steps": 100, "epochs": 2},
     },

@@ -1,6 +1,6 @@
-"""How good forecasts are, with intervals: by lead time, place, scale, threshold and probability; and three cases.
+"""How good forecasts are, with intervals: by lead time, place, scale, threshold and probability.
 
-Everything but the cases follows from the summaries that scoring keeps (`metrics.summarise`). Intervals are 95 %
+It follows from the summaries that scoring keeps (`metrics.summarise`). Intervals are 95 %
 percentile intervals over sequences, drawn with replacement within each shard (Efron and Tibshirani 1993, section 13.3),
 of the mean over training seeds: sequences hours apart are taken as independent, training's own noise is not in them.
 """
@@ -18,17 +18,14 @@ import numpy.typing as npt
 from retable.platform.train.seeds import generator
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
-from retable.tasks.weather.metrics import BINS, MIDDLES, Summaries, Threshold
-from retable.tasks.weather.w4c.preprocess import MASKED
+from retable.tasks.weather.metrics import BINS, MIDDLES, Summaries, Threshold, contingency
 
 Array = npt.NDArray[Any]
 
 SCORES = ("IoU", "POD", "FAR", "bias")
-"""Of a contingency table: intersection over union (CSI), probability of detection, false alarm ratio, bias."""
+"""What `metrics.contingency` returns: CSI, probability of detection, false alarm ratio, frequency bias."""
 DRAWS = 500
 """How often the sequences are drawn anew."""
-LEAST_RAIN = 0.005
-"""Share of rainy pixels, in the radar, from which on a sequence can be a case: of less, a score is luck."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +68,9 @@ def banded(
     random = generator(seed, "weather.bootstrap")
     whole, drawn = [], []
     for table in tables.values():
-        numbers, sequences = table.astype(np.float64), table.shape[1]
-        times = random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
+        numbers = table.astype(np.float64)
         whole.append(numbers.sum(axis=1)[None])
-        drawn.append(np.tensordot(times, numbers, axes=(1, 1)))
+        drawn.append(np.tensordot(metrics.times_drawn(random, table.shape[1], draws), numbers, axes=(1, 1)))
 
     def read(parts: Sequence[Array]) -> Array:
         sums = [np.sum(parts, axis=0)] if pooled else parts
@@ -85,20 +81,6 @@ def banded(
     undefined = np.isnan(samples).all(axis=0) | single
     low, high = np.nanpercentile(np.where(undefined, 0, samples), [2.5, 97.5], axis=0)
     return Band(value, np.where(undefined, np.nan, low), np.where(undefined, np.nan, high))
-
-
-def contingency(counts: Array) -> Array:
-    """Return `SCORES` of tp, fp, fn, tn (..., 4): (..., 4). All but IoU are NaN where they are not defined."""
-    hits, false_alarms, misses = (counts[..., part] for part in range(3))
-    return np.stack(
-        [
-            metrics.iou(counts),
-            metrics.ratio(hits, hits + misses, np.nan),
-            metrics.ratio(false_alarms, hits + false_alarms, np.nan),
-            metrics.ratio(hits + false_alarms, hits + misses, np.nan),
-        ],
-        axis=-1,
-    )
 
 
 def fractions(sums: Array) -> Array:
@@ -230,41 +212,3 @@ def in_bins(steps: Array) -> Array:
     starts = np.searchsorted(metrics.tenths(), np.arange(BINS))
     summed: Array = np.add.reduceat(steps, starts, axis=-2)
     return summed
-
-
-def cases(counts: Mapping[str, Array]) -> dict[str, tuple[str, int]]:
-    """Choose the best, the median and the worst sequence by IoU, of those with rain: name -> shard and number.
-
-    Of two they are the best and the worst, one is the only one.
-
-    Args:
-        counts: confusion (n, L, 4) of each shard.
-    """
-    tables = {shard: table.sum(axis=1) for shard, table in counts.items()}
-    rainy = sorted(
-        (float(metrics.iou(sums)), shard, number)
-        for shard, table in tables.items()
-        for number, sums in enumerate(table)
-        if sums[0] + sums[2] >= LEAST_RAIN * max(sums.sum(), 1)
-    )
-    if not rainy:
-        return {}
-    names = {1: ("only",), 2: ("best", "worst")}.get(len(rainy), ("best", "median", "worst"))
-    places = {"only": 0, "best": -1, "median": (len(rainy) - 1) // 2, "worst": 0}
-    return {name: rainy[places[name]][1:] for name in names}
-
-
-def agreement(votes: Array, events: Array, members: int) -> Array:
-    """Return pixels by the number of members that forecast rain, dry and rainy: int64 (members + 1, 2).
-
-    What a rank histogram is for an amount, this is for an event: an ensemble is consistent where it rained on k of n
-    pixels on which k of n members forecast rain.
-
-    Args:
-        votes: members that forecast rain, (n, L, S, S).
-        events: 0 dry, 1 rain, 2 masked.
-        members: how many there are.
-    """
-    seen = events < MASKED
-    flat = np.bincount(2 * votes[seen].astype(np.intp) + events[seen], minlength=2 * (members + 1))
-    return flat.reshape(members + 1, 2)

@@ -88,7 +88,7 @@ def test_a_room_says_what_it_is_its_level_and_its_public_names(name):
     text = " ".join(lines)
     assert 6 <= len(lines) <= 16 and f"Level {LEVEL[name] + 1} of {len(LEVELS)}" in text
     files = {path.stem for path in (PLATFORM / name).glob("*.py") if path.stem[0] != "_"}
-    assert files == {*re.findall("`([a-z_]+)`", text)} & files, "each file is named"
+    assert files == {*re.findall("`([a-z_0-9]+)`", text)} & files, "each file is named"
 
 
 def test_no_room_has_the_name_of_a_module_of_python():

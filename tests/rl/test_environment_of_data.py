@@ -23,8 +23,9 @@ from retable.tasks.rl.predict import evaluate, predict
 from retable.tasks.rl.recordings.d4rl import published_as
 from retable.tasks.rl.recordings.prepare import describe
 from retable.tasks.rl.tools.minari import import_minari
-from tests.rl import test_minari, toys
+from tests.rl import toys
 from tests.rl.d4rl_files import MIXED, Arrays, make_arrays, write
+from tests.rl.tools import test_minari
 
 DEFAULTS = {"env_spec": {"id": "Hopper-v5", "max_episode_steps": 1000, "kwargs": {}}}
 

@@ -14,7 +14,7 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.deployments import recordings
-from retable.serve.deployments.audio import Shelf
+from retable.serve.deployments.audio import AudioIndex
 from retable.serve.deployments.recordings import shown, suffix_of, take_in
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply
@@ -87,11 +87,11 @@ def test_where_the_storage_is_a_bucket_the_recordings_of_the_task_are_searched_a
     monkeypatch.setattr(recordings, "SHIPPED", tmp_path / "shipped")
     bucket = Storage(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "results")
     assert not bucket.is_local
-    shelf = Shelf(Toy(), recordings.own_index(Toy(), bucket))
-    assert [path.name for path in shelf.recordings.values()] == ["bark.ogg"]
+    index = AudioIndex(Toy(), recordings.own_index(Toy(), bucket))
+    assert [path.name for path in index.recordings.values()] == ["bark.ogg"]
     assert {path.name for path in (tmp_path / "shipped").iterdir()} == {"bark.ogg"}, "the code's own folder"
     with pytest.raises(Problem, match="keeps no recordings") as refusal:
-        shelf.add(sound("high"), "x", bucket)
+        index.add(sound("high"), "x", bucket)
     assert refusal.value.status == 501
 
 

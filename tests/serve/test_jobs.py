@@ -178,10 +178,10 @@ from retable.serve.deployments import jobs
 from retable.serve.deployments.video import Order
 from tests.serve.painters import slow
 if __name__ == "__main__":
-    at = jobs.Desk(Storage.open(sys.argv[1]), slow)
+    at = jobs.VideoQueue(Storage.open(sys.argv[1]), slow)
     for name in "rq":
         at.create(name * 22, open(sys.argv[2], "rb").read(), Order(sha256="a" * 64))
-    while not at.told("r" * 22)["frames"]:
+    while not at.status("r" * 22)["frames"]:
         time.sleep(0.01)
     print(at.running.process.pid, flush=True)
     os.kill(os.getpid(), 9)

@@ -109,29 +109,12 @@ def test_an_epoch_holds_each_window_once_and_as_a_plain_reader_reads_it(source):
     assert len(seen) == len(set(seen)) == len(every) // 4 * 4 == found.steps * 4
 
 
-def test_the_order_changes_with_seed_and_epoch_and_with_nothing_else(source):
-    first = everything(windows(source, memory(source)).batches(1, 0, 0, 1))
-    same(first, everything(windows(source, memory(source)).batches(1, 0, 0, 1)))
-    for other in (
-        windows(source, memory(source), seed=1).batches(1, 0, 0, 1),
-        windows(source, memory(source)).batches(2, 0, 0, 1),
-    ):
-        assert not np.array_equal(first[0]["images"], next(other).images.numpy())
-
-
 def test_a_stream_without_ray_gives_the_same_batches_as_memory(source):
     same(
         everything(windows(source).batches(0, 0, 0, 1)),
         everything(windows(source, memory(source)).batches(0, 0, 0, 1)),
     )
     same(everything(windows(source).validation()), everything(windows(source, memory(source)).validation()))
-
-
-def test_training_goes_on_at_any_step(source):
-    found = windows(source, memory(source))
-    whole = everything(found.batches(3, 0, 0, 1))
-    for start in (1, 5, found.steps - 1):
-        same(whole[start:], everything(found.batches(3, start, 0, 1)))
 
 
 def test_the_workers_shares_make_up_the_batch(source):

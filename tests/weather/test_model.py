@@ -108,8 +108,8 @@ def test_what_a_config_accepts_can_be_built(model, crop, shift, inputs, forecast
         ({"model": "swin", "forecast": 30}, "forecast 30 is not a multiple of inputs 4"),
         ({"model": "climatology", "crop": "none"}, "crop none"),
         ({"model": "vivit", "model.heads": 7}, "heads 7 does not divide dim 400"),
-        ({"holdout": -1}, "holdout -1 is negative"),
-        ({"gradient_clamp": -1.0}, "gradient_clamp -1.0 is negative"),
+        ({"holdout": -1}, "holdout -1 is below 0"),
+        ({"gradient_clamp": -1.0}, "gradient_clamp -1.0 is below 0"),
     ],
 )
 def test_what_cannot_be_is_refused_when_it_is_planned(changes, line):
@@ -209,6 +209,25 @@ def test_channels_last_changes_the_layout_only(model):
         return
     with torch.no_grad():
         torch.testing.assert_close(last(x, region), plain(x, region), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "model", [UNet(filters=4, normalization="instance", dropout=0.0), Swin(feature_size=12, window=4)]
+)
+def test_one_image_has_the_same_gradients_where_channels_lie_last(model):
+    """PyTorch's instance normalization alone is wrong there (2.11, 2.14)."""
+    x, region = images(1)
+    gradients = []
+    for last in (False, True):
+        torch.manual_seed(0)
+        forecaster = make(model, channels_last=last)
+        forecaster.train()
+        forecaster(x, region).square().mean().backward()
+        gradients.append({name: value.grad for name, value in forecaster.named_parameters() if value.grad is not None})
+    plain, last = gradients
+    whole = torch.cat([value.flatten() for value in plain.values()])
+    other = torch.cat([last[name].flatten() for name in plain])
+    assert (whole - other).norm() < 1e-3 * whole.norm()
 
 
 def test_regions_are_told_apart_where_the_model_can():

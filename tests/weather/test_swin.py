@@ -233,4 +233,6 @@ def test_checkpointing_reaches_every_block(variant):
 
 
 def test_channel_convolutions_take_any_number_of_lead_times():
-    SwinForecaster(Swin(variant="channel_convolution", feature_size=12), size=24, inputs=4, forecast=30)
+    model = SwinForecaster(Swin(variant="channel_convolution", feature_size=12), size=24, inputs=4, forecast=30)
+    with torch.inference_mode():
+        assert model(torch.randn(1, 11, 4, 24, 24)).shape == (1, 30, 24, 24)

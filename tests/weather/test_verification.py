@@ -7,17 +7,8 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.tasks.weather import cli, figures, metrics
-from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, draw_cases
-from retable.tasks.weather.verification import (
-    Verification,
-    agreement,
-    banded,
-    brier,
-    cases,
-    contingency,
-    fractions,
-    known_mean,
-)
+from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, agreement, cases, draw_cases
+from retable.tasks.weather.verification import Verification, banded, brier, contingency, fractions, known_mean
 from tests.weather.test_metrics import field, loop_counts
 from tests.weather.toys import config, make, run
 

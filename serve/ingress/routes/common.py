@@ -14,7 +14,7 @@ Ask = Callable[..., Awaitable[Reply | Problem]]
 Variant = Annotated[str, Query(description="Which model, where several have the name: its variant or digest.")]
 
 
-def body_of(*media: str, example: Any = None) -> dict[str, Any]:
+def body_of(*media: str, example: object = None) -> dict[str, Any]:
     """Return what OpenAPI says of a body that is read as it is."""
     plain = {"schema": {"type": "string", "format": "binary"}}
     content = {kind: {"example": example, "schema": {"type": "object"}} if example else plain for kind in media}

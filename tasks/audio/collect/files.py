@@ -20,7 +20,7 @@ from jaxtyping import Float32
 
 from retable.platform.errors import UserError
 from retable.tasks.audio.collect import ffmpeg
-from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.config import SAMPLE_RATE, SHORTEST
 
 SUFFIXES = {
     ".wav": ("WAV", "WAVEX", "RF64"),
@@ -68,8 +68,6 @@ SHORT = 0.5
 """Seconds that a file may hold less than its header says: MP3 headers are guesses."""
 STEP = 0.5
 """Seconds that are decoded at once."""
-SHORTEST = 0.1
-"""Seconds below which a file is of no use."""
 GAPS = 3
 """Gaps that are named one by one."""
 

@@ -9,14 +9,12 @@ from torch import Tensor, nn
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.config import SAMPLE_RATE, Cnn14, Config, MeanMel, Passt
+from retable.tasks.audio.config import SAMPLE_RATE, SHORTEST, Cnn14, Config, MeanMel, Passt
 from retable.tasks.audio.encoders import checkpoints, cnn14
 from retable.tasks.audio.encoders.cnn14 import Cnn14Network, PannsMel
 from retable.tasks.audio.encoders.mel import BANDS, HOP, SILENCE, Mel, draw_band, frames_of, mask, normalise
 from retable.tasks.audio.encoders.passt import PasstNetwork, columns_of, grid
 
-SHORTEST = SAMPLE_RATE // 10
-"""Samples of a last segment that counts beside others."""
 AT_ONCE = 64
 """Segments in memory at once where nothing is trained: a recording of hours needs no more than one of minutes."""
 
@@ -80,7 +78,7 @@ class AudioEncoder(nn.Module):
             Vectors, zero where a recording has no such segment, and how many segments each recording has.
         """
         step = HOP if features == "mel" else 1
-        size, shortest = round(self.config.segment * SAMPLE_RATE / step), SHORTEST // step
+        size, shortest = round(self.config.segment * SAMPLE_RATE / step), round(SHORTEST * SAMPLE_RATE) // step
         lengths = lengths.to(audio.device)
         counts = (lengths // size + (lengths % size >= shortest)).clamp(min=1)
         pieces = _cut(audio, lengths, size, int(counts.max()), SILENCE if features == "mel" else 0.0)

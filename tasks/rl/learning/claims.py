@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from retable.platform.spec.claims import LEAST, Status, Verdict, join, mean_of, untested
-from retable.platform.spec.table import Claim, Results, Row
+from retable.platform.spec.table import Claim, Results, Row, claim
 from retable.platform.text import plural
 from retable.tasks.rl.claims import COMPARABLE, GRASP, SNIP, kept_return, learned, paired, updates
 from retable.tasks.rl.learning.readings import LEVELS, Needed, in_words, policy_gaps, updates_needed
@@ -119,7 +119,7 @@ def costs_most(results: Results, environment: str) -> Verdict:
         about = f"of the behaviour's return, {plural(pairs.shape[1], 'pair')}"
         verdicts[f"{network} minus VAE"] = mean_of([pairs[0] - pairs[1]], about, "+.0%").verdict()
     joined = join(verdicts)
-    return Verdict(joined.status, f"{joined.because}, {updates(results)}")
+    return joined.noted(f", {updates(results)}")
 
 
 DATA = {"expert": ("recorded", "d4rl-expert-v2"), "mixed": ("mixed", "d4rl-medium-expert-v2")}
@@ -143,11 +143,7 @@ def critic_adds(results: Results, row: Row, data: Collection[str]) -> Verdict:
 
 
 CRITIC = [
-    Claim(
-        text=f"BCQ beats BC on {kind} data ({row.label}).",
-        check=partial(critic_adds, row=row, data=names),
-        ours=True,
-    )
+    claim(f"BCQ beats BC on {kind} data ({row.label}).", critic_adds, row, names, ours=True)
     for row in (DENSE, SNIP)
     for kind, names in DATA.items()
 ]

@@ -10,16 +10,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.store.hdf5 import plain_numbers
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes
 from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of, with_remedy
+
+if TYPE_CHECKING:
+    from retable.platform.store.download import Published
 
 Array = npt.NDArray[Any]
 
@@ -60,21 +64,6 @@ def opened(path: Path) -> Iterator[h5py.File]:
         raise UserError(f"{path}: not a readable HDF5 file ({reason}); download or write it again") from error
 
 
-def child(path: Path, group: h5py.Group, key: str, remedy: str) -> Any:
-    """Return a member of a group of a foreign file.
-
-    Raises:
-        UserError: where it is missing, or a link: that may point into any other file of this machine.
-
-    """
-    name = f"{group.name}/{key}".lstrip("/")
-    if not group.id.links.exists(key.encode()):
-        raise UserError(f"{path}: key '{name}' is missing; {remedy}")
-    if group.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:
-        raise UserError(f"{path}: key '{name}' is a link to elsewhere; write the data itself into the file")
-    return group[key]
-
-
 def numbers(path: Path, group: h5py.Group, key: str, axes: int, remedy: str) -> Array:
     """Return an array of a foreign file: numbers as float32, flags as they are; (N, 1) as (N,) where `axes` is 1.
 
@@ -82,14 +71,10 @@ def numbers(path: Path, group: h5py.Group, key: str, axes: int, remedy: str) -> 
         UserError: where it is missing, not an array of numbers, kept in another file, or nearly all of it is not there.
 
     """
-    dataset = child(path, group, key, remedy)
-    name = f"{group.name}/{key}".lstrip("/")
-    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "fiub":
-        raise UserError(f"{path}: key '{name}' is no array of numbers; {remedy}")
-    if dataset.is_virtual or dataset.external:
-        raise UserError(f"{path}: key '{name}' keeps its data in another file; write the data itself into the file")
+    dataset = plain_numbers(path, group, key, remedy)
     size, stored = math.prod(dataset.shape or ()) * dataset.dtype.itemsize, dataset.id.get_storage_size()
     if size > max(SMALL, SHRINKS * stored):
+        name = f"{group.name}/{key}".lstrip("/")
         raise UserError(f"{path}: key '{name}' claims {size:,} bytes and holds {stored:,}; download or write it again")
     array: Array = np.asarray(dataset[()])
     if axes == 1 and array.ndim == 2 and array.shape[1] == 1:
@@ -287,6 +272,20 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def published() -> dict[str, Published]:
+    """Return D4RL's files by name, such as `hopper-expert-v2`, as they can be downloaded; version 2 comes first."""
+    from retable.platform.store.download import Published, Remote
+
+    found = {}
+    for digest, about in sorted(D4RL["files"].items(), key=lambda item: item[1]["name"][::-1], reverse=True):
+        file = about["url"].rpartition("/")[2]
+        name = file.removesuffix(".hdf5").replace("_", "-")
+        remote = Remote(about["url"], file, about["bytes"], f"sha256:{digest}")
+        title = f"D4RL {about['environment']} {about['name'].removeprefix('d4rl-')}"
+        found[name] = Published(name, title, D4RL["licence"], "https://github.com/Farama-Foundation/D4RL", [remote])
+    return found
 
 
 def published_as(path: Path) -> str:

@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.store.hdf5 import plain_entry
 from retable.platform.store.storage import Storage
 from retable.tasks.rl.data import check_new, folder, simulator, store, told
 from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes, refused_settings, spaces
-from retable.tasks.rl.recordings.d4rl import TOLERANCE, check_skip, child, numbers, opened, sha256, too_long
+from retable.tasks.rl.recordings.d4rl import TOLERANCE, check_skip, numbers, opened, sha256, too_long
 from retable.tasks.rl.recordings.episodes import Recording, Rows, record_of
 
 Array = npt.NDArray[Any]
@@ -237,7 +238,7 @@ def _episode(path: Path, file: h5py.File, number: int) -> dict[str, Array]:
     """Return one sound episode's arrays: T + 1 observations and T of everything else, T >= 1."""
     again = f"{AGAIN}, or leave it out by --skip {number}"
     name, remedy = f"episode_{number}", f"give a Minari data set, with {', '.join(AXES)} in each episode"
-    group = child(path, file, name, "number the episodes 0, 1, 2, ...")
+    group = plain_entry(path, file, name, "number the episodes 0, 1, 2, ...")
     if not isinstance(group, h5py.Group):
         raise UserError(f"{path}: key '{name}' is no group; {remedy}")
     for key in ("observations", "actions"):

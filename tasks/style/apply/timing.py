@@ -19,6 +19,7 @@ from torch.nn import functional
 from retable.platform.config import override
 from retable.platform.spec.table import stored_as
 from retable.platform.spec.task import Source
+from retable.platform.train.worker import best_device
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation, Pixels
 from retable.tasks.style.config import Config, Lbfgs, OptimiseImage, TrainNetwork
 from retable.tasks.style.data import photograph, tests
@@ -75,7 +76,7 @@ def optimisation(config: Config) -> tuple[ImageOptimisation, int]:
     content = read(shipped.get(method.content, shipped["mountain"])).pixels
     chosen = [read(paintings().get(name, paintings()["great_wave"])).pixels for name in config.style]
     network = build(method.backbone, config.seed, None)
-    job = ImageOptimisation(replace(config, method=method), content, chosen, network, device())
+    job = ImageOptimisation(replace(config, method=method), content, chosen, network, best_device())
     return job, method.optimizer.history + 1 if isinstance(method.optimizer, Lbfgs) else 2
 
 
@@ -148,9 +149,11 @@ def seconds_per_image(
     if not isinstance(method, TrainNetwork):
         raise ValueError(f"{type(method).__name__} does not train a network")
     side = max(shape or (method.size,))
-    network = untrained(method).eval().to(device())
+    network = untrained(method).eval().to(best_device())
     pictures = [to_tensor(square(pixels, side)) for pixels in pictures_of(source, photographs)]
-    pictures = [functional.interpolate(each, shape or (side, side), mode="bilinear").to(device()) for each in pictures]
+    pictures = [
+        functional.interpolate(each, shape or (side, side), mode="bilinear").to(best_device()) for each in pictures
+    ]
     turn = cycle(pictures)
     with all_cores():
         times = timed(lambda: stylise(network, next(turn), config.precision), SHIPPED, budget, photographs)
@@ -195,11 +198,6 @@ def summary(name: str, times: list[float]) -> dict[str, float]:
     low, median, high = (float(value) for value in np.quantile(times, (0.25, 0.5, 0.75)))
     found = {name: median, f"{name}_low": low, f"{name}_high": high, "spread": high - low}
     return {**found, "evaluations": float(len(times)), "gpu": float(torch.cuda.is_available())}
-
-
-def device() -> str:
-    """Return what is timed: the GPU where there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @contextmanager

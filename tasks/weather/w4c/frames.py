@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from retable.platform.errors import UserError
+from retable.platform.store.hdf5 import plain_numbers
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.layout import RAIN, REMEDY, SATELLITE, rain_path, satellite_path
 from retable.tasks.weather.w4c.preprocess import CHANNELS
@@ -56,16 +57,7 @@ def open_hdf5(path: Path, key: str, channels: int) -> h5py.Dataset:
         raise UserError(f"{path}: no such file; put it there, or take its region and year out")
     try:
         file = h5py.File(path, "r", locking=False)  # read-only mounts cannot lock
-        if not file.id.links.exists(key.encode()):
-            raise UserError(f"{path}: key '{key}' is missing; download the file again ({REMEDY})")
-        # Links, virtual and external data sets may point into any other file of this machine; the official have none.
-        if file.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:
-            raise UserError(f"{path}: key '{key}' is a link to elsewhere; write the data itself into the file")
-        data = file[key]
-        if not isinstance(data, h5py.Dataset) or data.dtype.kind not in "fiu":
-            raise UserError(f"{path}: key '{key}' is no array of numbers; download the file again ({REMEDY})")
-        if data.is_virtual or data.external:
-            raise UserError(f"{path}: key '{key}' keeps its data in another file; write the data itself into the file")
+        data = plain_numbers(path, file, key, f"download the file again ({REMEDY})", "fiu")
         check_filters(path, data)
         shape = data.shape
     except (OSError, RuntimeError, KeyError) as error:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retable.platform.execute import ensembles as combine
-from retable.platform.execute.ensembles import StoredMember, combination_shards, combine_all, member_metrics
+from retable.platform.execute.ensembles import Ensembler, StoredMember, combination_shards, member_metrics
 from retable.platform.execute.post_training import After
 from retable.platform.execute.session import ray_cluster
 from retable.platform.report.results import gather
@@ -52,6 +52,13 @@ class Here:
 
     def close(self):
         self.pieces = []
+
+
+def combine_all(plan):
+    """Combine every row that lacks its scores; return the failures, row -> line."""
+    joiner = Ensembler(plan)
+    joiner.start(row for row in plan.uncombined if len(row.inputs()) == len(row.members))
+    return joiner.finish()
 
 
 BOTH = Combined(label="both", of=("slow", "fast"), combine=mean)

@@ -256,7 +256,7 @@ def test_two_drivers_on_one_storage_train_each_run_once(tmp_path, record):
     record["survived"] = "yes"
 
 
-IMPATIENT = "from retable.platform.store import lease as attempt\nattempt.SILENCE = 5.0\n"
+IMPATIENT = "from retable.platform.store import lease as attempt\nattempt.STALE_SECONDS = 5.0\n"
 
 
 def test_a_process_that_was_frozen_wakes_and_writes_nothing_more(tmp_path, record):

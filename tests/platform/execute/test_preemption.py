@@ -44,7 +44,7 @@ def test_a_checkpoint_is_due_once_notice_was_given_on_every_rank_alike():
     asked = threading.Event()
     for every in (0, 3):
         asked.clear()
-        clock, alone = CheckpointClock(every), Worker(requested=asked.is_set)
+        clock, alone = CheckpointClock(every), Worker(checkpoint_requested=asked.is_set)
         assert not clock.due(1, alone)
         asked.set()
         assert clock.due(1, alone)

@@ -172,7 +172,7 @@ def test_nothing_begins_after_the_deadline_and_all_that_waits_is_counted(flow):
     work.launch = replace(work.launch, resources=LONG_AGO)
     assert work.next() is None and not work.is_done, "what runs goes on to its end"
     work.on_trial_end(first, {})
-    assert work.is_done and work.late == 1 and len(told) == 2
+    assert work.is_done and work.not_begun == 1 and len(told) == 2
 
 
 def test_a_trial_that_finds_the_deadline_passed_has_trained_nothing(flow):
@@ -180,7 +180,7 @@ def test_a_trial_that_finds_the_deadline_passed_has_trained_nothing(flow):
     work, told = flow({"seed": 0}, {"seed": 1})
     spec = work.next()
     work.on_trial_end(spec, {LATE: True})
-    assert work.is_done and work.late == 2 and not told and work.datasets.log[-1] == ("back", "line/points", 2)
+    assert work.is_done and work.not_begun == 2 and not told and work.datasets.log[-1] == ("back", "line/points", 2)
 
 
 def test_a_deadline_counts_from_when_it_was_set():

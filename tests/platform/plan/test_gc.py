@@ -129,4 +129,4 @@ def test_the_command_lists_and_removes_on_request_only(filled, monkeypatch, caps
     assert {path for path in Path(filled.root).rglob("*") if path.is_file()} == before
     assert "removed" in gc("--delete")
     after = {path for path in Path(filled.root).rglob("*") if path.is_file()}
-    assert before - after == {path for path in before if digits(0.7) in str(path)} and "0 things" in gc()
+    assert before - after == {path for path in before if digits(0.7) in str(path)} and "0 unreferenced items" in gc()

@@ -428,16 +428,16 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value):
 
 
 def test_mps_is_chosen_by_itself_after_cuda(monkeypatch):
-    from retable.tasks.style.devices import best_device
+    from retable.platform.train.worker import best_device
 
     there = {"cuda": False, "mps": True}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there["cuda"])
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there["mps"])
-    assert best_device() == "mps"
+    assert best_device(apple=True) == "mps"
     there["cuda"] = True
-    assert best_device() == "cuda"
+    assert best_device(apple=True) == "cuda"
     there.update(cuda=False, mps=False)
-    assert best_device() == "cpu"
+    assert best_device(apple=True) == "cpu"
 
 
 def test_a_playlist_named_as_a_video_opens_no_other_file(tmp_path):

@@ -18,11 +18,11 @@ from torch.nn import functional
 
 from retable.platform.errors import UserError
 from retable.platform.store.weights import check
-from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.config import SAMPLE_RATE, SHORTEST
 from retable.tasks.audio.encoders.fingerprint import weights_fingerprint
 from retable.tasks.audio.encoders.text import read_state
 from retable.tasks.audio.encoders.tokens import read_tokenizer
-from retable.tasks.audio.tools.embed.embedder import SHORTEST, Embedder, placed
+from retable.tasks.audio.tools.embed.embedder import Embedder, placed
 
 FORMAT = "retable audio clap 1"
 """How a file of such a pair says what it is."""

@@ -15,8 +15,9 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 
 from retable.platform.errors import UserError
+from retable.platform.train.worker import best_device
 from retable.tasks.audio.collect.files import Remarks, stream
-from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.config import SAMPLE_RATE, SHORTEST
 from retable.tasks.audio.tools.embed.lexicon import Anchors
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ Waveform = Float32[np.ndarray, " samples"]
 
 BATCH = 8
 """Segments, or captions, that are encoded at once."""
-SHORTEST = 0.1
-"""Seconds of a last piece that is worth a segment of its own, where there are others."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ def placed(make: Callable[[], Network], device: str, source: str) -> Network:
     Raises:
         UserError: where that fails, as where there is no such device; `source` is what it calls the network.
     """
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    where = device or best_device()
     try:
         return make().eval().to(where)
     except (RuntimeError, AssertionError) as error:

@@ -15,9 +15,9 @@ from retable.platform import api
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
+from retable.platform.train.worker import best_device
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
-from retable.tasks.style.devices import best_device
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import backbones, transformer, weights
 from retable.tasks.style.networks.tiling import Precision, fits, needed_bytes, stylise_tiled
@@ -114,7 +114,7 @@ class Options:
     def where(self) -> torch.device:
         """The device that computes."""
         try:
-            device = torch.device(self.device or best_device())
+            device = torch.device(self.device or best_device(apple=True))
             torch.empty(1, device=device)
         except (RuntimeError, AssertionError) as error:
             raise UserError(f"device {self.device!r} cannot be used here; leave it out, or use cpu") from error

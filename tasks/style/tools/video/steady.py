@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, UInt8
 
 from retable.platform.errors import UserError
-from retable.tasks.style.devices import best_device
+from retable.platform.train.worker import best_device
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.tiling import Precision
@@ -152,7 +152,7 @@ class Stylist:
 
     def __call__(self, piece: Piece) -> Pictures:
         """Stylise a piece; its pictures come back as uint8, rounded to the nearest level."""
-        device = best_device()
+        device = best_device(apple=True)
         self.network.to(device)
         if piece.reference is not None and piece.shot != self.shot:
             self.shot, self.statistics = piece.shot, self._measure(piece.reference, device)

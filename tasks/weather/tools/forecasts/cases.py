@@ -1,8 +1,8 @@
-"""How single forecasts are drawn beside the radar, and how often members agree."""
+"""Single forecasts beside the radar, and how often members agree: which are chosen, and how they are drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,15 @@ import numpy.typing as npt
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Drawing
 
+from retable.tasks.weather import metrics
 from retable.tasks.weather.figures import COLOURS, GREY
 from retable.tasks.weather.metrics import MINUTES
+from retable.tasks.weather.w4c.preprocess import MASKED
 
 Array = npt.NDArray[Any]
+
+LEAST_RAIN = 0.005
+"""Share of rainy pixels, in the radar, from which on a sequence can be a case: of less, a score is luck."""
 
 
 @dataclass(frozen=True)
@@ -103,3 +108,41 @@ def draw_agreement(table: Array) -> Drawing:
     beside.set_xticks(range(members + 1))
     axis.set_xticks(share, [f"{k} of {members}" for k in range(members + 1)])
     return figure
+
+
+def cases(counts: Mapping[str, Array]) -> dict[str, tuple[str, int]]:
+    """Choose the best, the median and the worst sequence by IoU, of those with rain: name -> shard and number.
+
+    Of two they are the best and the worst, one is the only one.
+
+    Args:
+        counts: confusion (n, L, 4) of each shard.
+    """
+    tables = {shard: table.sum(axis=1) for shard, table in counts.items()}
+    rainy = sorted(
+        (float(metrics.iou(sums)), shard, number)
+        for shard, table in tables.items()
+        for number, sums in enumerate(table)
+        if sums[0] + sums[2] >= LEAST_RAIN * max(sums.sum(), 1)
+    )
+    if not rainy:
+        return {}
+    names = {1: ("only",), 2: ("best", "worst")}.get(len(rainy), ("best", "median", "worst"))
+    places = {"only": 0, "best": -1, "median": (len(rainy) - 1) // 2, "worst": 0}
+    return {name: rainy[places[name]][1:] for name in names}
+
+
+def agreement(votes: Array, events: Array, members: int) -> Array:
+    """Return pixels by the number of members that forecast rain, dry and rainy: int64 (members + 1, 2).
+
+    What a rank histogram is for an amount, this is for an event: an ensemble is consistent where it rained on k of n
+    pixels on which k of n members forecast rain.
+
+    Args:
+        votes: members that forecast rain, (n, L, S, S).
+        events: 0 dry, 1 rain, 2 masked.
+        members: how many there are.
+    """
+    seen = events < MASKED
+    flat = np.bincount(2 * votes[seen].astype(np.intp) + events[seen], minlength=2 * (members + 1))
+    return flat.reshape(members + 1, 2)

@@ -20,9 +20,9 @@ from retable.tasks.weather.figures import draw_scores
 from retable.tasks.weather.metrics import MINUTES
 from retable.tasks.weather.model import Forecaster
 from retable.tasks.weather.predict import events, forecast_windows, load, reads, shards, thresholds
-from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, draw_agreement, draw_cases
+from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, agreement, cases, draw_agreement, draw_cases
 from retable.tasks.weather.tools.forecasts.exchange import Opened
-from retable.tasks.weather.verification import SCORES, Band, Verification, agreement, cases
+from retable.tasks.weather.verification import SCORES, Band, Verification
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import caution, describe
 

@@ -1,0 +1,49 @@
+"""Print the test files of what changed since the merge base with a branch: `python -m tests.changed [main]`.
+
+`platform/store/run.py` is tested by `tests/platform/store/test_run.py`; where there is no file of that name, by the
+tests of its room.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LEVELS = "tests/platform/test_levels.py"
+
+
+def changed(base: str) -> list[str]:
+    """Return the files that differ from the merge base with a branch, and those that git does not know."""
+
+    def git(*words: str) -> list[str]:
+        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+
+    (ancestor,) = git("merge-base", base, "HEAD")
+    return [*git("diff", "--name-only", ancestor), *git("ls-files", "--others", "--exclude-standard")]
+
+
+def files_testing(paths: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Return the test files of the files at `paths`, each once."""
+    found = {test for path in paths if path.endswith(".py") for test in _named_for(Path(path), root)}
+    return sorted(found | ({LEVELS} if found else set()))
+
+
+def _named_for(path: Path, root: Path) -> Iterator[str]:
+    if path.parts[0] == "tests":
+        if path.name.startswith("test_") and (root / path).exists():
+            yield path.as_posix()
+        return
+    room = Path("tests", *path.parts[1:-1] if path.parts[0] == "tasks" else path.parts[:-1])
+    while not (root / room).is_dir() or room == Path("tests"):
+        if room == Path("tests"):
+            return
+        room = room.parent
+    named = [test for test in (root / room).rglob(f"test_{path.stem}.py")]
+    yield from (test.relative_to(root).as_posix() for test in named or (root / room).glob("test_*.py"))
+
+
+if __name__ == "__main__":
+    print("\n".join(files_testing(changed(sys.argv[1] if len(sys.argv) > 1 else "main"))))
