@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,12 +17,13 @@ from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from tests.machines import SHARED, machines
 from tests.platform.execute.test_faults import outcome, undisturbed
-from tests.pods import BUCKET, S3, TOKEN, Pods, documented
+from tests.pods import BUCKET, TOKEN, Pods, documented
 from tests.test_kuberay import cluster_of
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = str(ROOT / "tests" / "extra_tasks")
+PAGE = (ROOT / "docs" / "cluster.md").read_text()
 DASHBOARD = "http://head:8265"
 
 
@@ -70,11 +72,7 @@ def test_a_job_that_the_operator_sends_runs_on_the_bucket_and_so_does_one_of_ray
 
     told = pods.until(over)
     assert told["status"] == "SUCCEEDED", told
-    (line,) = [
-        each
-        for each in (ROOT / "docs/cluster.md").read_text().splitlines()
-        if each.endswith("reproduce rl --scale paper") and "ray job submit" in each
-    ]
+    (line,) = re.findall(r"^ray job submit .*-- retable reproduce rl --scale paper$", PAGE, re.MULTILINE)
     line = line.replace("reproduce rl --scale paper", "train line --set epochs=4")
     machine, env, user = pods.running["head"]  # `kubectl port-forward` brings localhost there
     kept = {name: env[name] for name in ("PATH", "HOME", "PYTHONPATH", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
@@ -100,7 +98,7 @@ def test_the_service_starts_answers_and_survives_the_loss_of_its_worker(network,
 
     def runs():
         told = json.loads(pods.ask("GET", place, token=TOKEN)[1])["applications"].get("retable", {})
-        assert told.get("status") not in ("DEPLOY_FAILED", "UNHEALTHY") or told["status"] == "UNHEALTHY", told
+        assert told.get("status") != "DEPLOY_FAILED", told
         return told.get("status") == "RUNNING"
 
     pods.until(runs)
@@ -132,6 +130,3 @@ def answers_everywhere(pods, secret, endpoints):
         assert status == 200 and len(json.loads(said)["hits"]) == 3
         status, _ = pods.ask("GET", f"{url}/v1/jobs/{'0' * 32}", token=secret, **local)
         assert status == 501, "videos need a folder"
-
-
-assert S3
