@@ -35,6 +35,11 @@ class Line:
         except TimeoutError as error:
             problem = Problem(503, f"more to do than can be begun within {self.wait:g} s; try again in a moment")
             raise problem.wait(math.ceil(self.wait / 4)) from error
-        doing = asyncio.create_task(work())
+        doing = asyncio.create_task(_begun(work))
         doing.add_done_callback(lambda _: self.places.release())
         return await asyncio.shield(doing)
+
+
+async def _begun(work: Callable[[], Coroutine[object, object, T]]) -> T:
+    """Begin work within a task, which frees its place also where it fails before its first step."""
+    return await work()

@@ -286,3 +286,19 @@ def test_work_whose_asker_has_gone_away_keeps_its_place_until_it_is_done():
         await line.run(lambda: asyncio.sleep(0))
 
     asyncio.run(crowd())
+
+
+def test_work_that_fails_before_its_first_step_frees_its_place():
+    """As a body that is refused while it is read: after as many of them nobody was answered any more."""
+
+    def refused():
+        raise Problem(400, "the body is no JSON")
+
+    async def crowd():
+        line = Line(2, 0.1)
+        for _ in range(5):
+            with pytest.raises(Problem, match="no JSON"):
+                await line.run(refused)
+        return await line.run(lambda: asyncio.sleep(0, "answered"))
+
+    assert asyncio.run(crowd()) == "answered"
