@@ -21,7 +21,7 @@ from unittest import SkipTest
 import numpy as np
 
 from benchmarks import serving
-from retable.serve.client import Answer, Client
+from retable.serve.client import Answer, Client, ServeError
 
 MINUTES = 10.0
 ROUND = 25
@@ -70,6 +70,11 @@ def measure() -> dict[str, Any]:
         made_up(server.client, minutes, seen)
         generated = seen.counts.total()
         broken(server.client, seen)
+        for name, call in serving.calls(server.client).items():  # whatever was refused has taken nothing for ever
+            try:
+                call(0)
+            except ServeError as error:
+                seen.faults[f"{name} afterwards"] = str(error)
         left = [str(path.relative_to(server.folder)) for path in sorted(set(files(server.folder)) - present)]
         return {
             "minutes": minutes,
