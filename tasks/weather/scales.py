@@ -175,7 +175,7 @@ QUICK = Reduced(
     defaults={"window_run": 4},
     models={
         **SIMPLE,
-        "unet": {**TINY["unet"], "epochs": 3},
+        "unet": {**TINY["unet"], "steps": 250, "epochs": 3},
         "swin": {**TINY["swin"], "batch": 1, "steps": 150, "epochs": 1},
         "context": {**TINY["context"], "steps": 300, "epochs": 1},
         "retrieval": {**TINY["retrieval"], "steps": 100, "epochs": 2},
