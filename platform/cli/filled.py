@@ -18,6 +18,7 @@ FEW = 3
 def print_summary(filled: Mapping[str, Any], storage: Any) -> None:
     """Print what many tables come to: a line a paper, the verdicts, where the report is, and what to do next."""
     from retable.platform.report import summary
+    from retable.platform.report.html import in_order
     from retable.platform.report.render import SMOKE
     from retable.platform.report.write import shipped_sections
 
@@ -41,7 +42,7 @@ def print_summary(filled: Mapping[str, Any], storage: Any) -> None:
         say(f"claims {words}")
     console.print(f"report: {storage}/report/index.html")
     console.print("next: retable tables TABLE (one of them here) · retable serve (the models, on a page) · "
-                  f"retable reproduce {own[0].name} --scale small (more of it)", soft_wrap=True)  # fmt: skip
+                  f"retable reproduce {in_order(own)[0].name} --scale small (more of it)", soft_wrap=True)  # fmt: skip
 
 
 def print_section(part: Any) -> None:

@@ -50,7 +50,7 @@ def verdicts(parts: Sequence[FilledTable]) -> list[str]:
     papers = papers_of(in_order([part for part in parts if part.scale != SMOKE]))
     claims = [claim for paper in papers for section in paper.sections for claim, _ in section.claims]
     found = []
-    for whose, ours in (("of the papers", False), ("ours", True)):
+    for whose, ours in (("of the papers:", False), ("ours:", True)):
         words = [f"{count} {status}" for status, count in counts([c for c in claims if c.ours is ours]).items()]
-        found += [f"{whose}: {', '.join(words)}"] if words else []
+        found += [f"{whose} {', '.join(words)}"] if words else []
     return found

@@ -141,7 +141,7 @@ class Scale:
     """A named size of an experiment: its changes to a table, and a description. By default it changes nothing."""
 
     about: str
-    minutes: int = 0
+    minutes: float = 0
     """At most so many minutes on two cores, by the planner, take all tables of the task; 0: no promise."""
     overrides: Mapping[str, object] = field(default_factory=dict)
     """Changes to every run and its ancestors."""

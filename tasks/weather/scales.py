@@ -213,7 +213,7 @@ SMALL = Reduced(
 )
 
 
-def scale(about: str, minutes: int, size: Reduced, seeds: tuple[int, ...]) -> Scale:
+def scale(about: str, minutes: float, size: Reduced, seeds: tuple[int, ...]) -> Scale:
     """Return a scale; a training that is of no table starts from the U-Net's rows."""
     return Scale(
         about=about,
@@ -229,7 +229,7 @@ def scale(about: str, minutes: int, size: Reduced, seeds: tuple[int, ...]) -> Sc
 SCALES = {
     "smoke": scale("every row, two steps an epoch; scores mean nothing", 30, SMOKE, (0,)),
     "quick": scale(
-        "baselines, two U-Nets, a Swin (too short to beat climatology) and ours, 24 x 24 pixels, 1 seed", 3, QUICK, (0,)
+        "baselines, two U-Nets, a Swin (too short to beat climatology) and ours, 24 x 24 pixels, 1 seed", 2.5, QUICK, (0,)
     ),
     "small": scale(
         "every row by small networks (Swin: 12 features, windows of 4; 16 bits: bfloat16), 24 x 24 pixels, 3 seeds",
