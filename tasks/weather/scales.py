@@ -229,7 +229,10 @@ def scale(about: str, minutes: float, size: Reduced, seeds: tuple[int, ...]) -> 
 SCALES = {
     "smoke": scale("every row, two steps an epoch; scores mean nothing", 30, SMOKE, (0,)),
     "quick": scale(
-        "baselines, two U-Nets, a Swin (too short to beat climatology) and ours, 24 x 24 pixels, 1 seed", 2.5, QUICK, (0,)
+        "baselines, two U-Nets, a Swin (too short to beat climatology) and ours, 24 x 24 pixels, 1 seed",
+        2.5,
+        QUICK,
+        (0,),
     ),
     "small": scale(
         "every row by small networks (Swin: 12 features, windows of 4; 16 bits: bfloat16), 24 x 24 pixels, 3 seeds",
