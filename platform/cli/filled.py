@@ -24,12 +24,12 @@ def print_summary(filled: Mapping[str, Any], storage: Any) -> None:
 
     own = list(filled.values())
     shipped = shipped_sections(storage, storage / "report", own)
-    parts = [*own, *(part for part in shipped if part.name in filled)]
+    shipped = [part for part in shipped if part.name in filled]
     scale = own[0].scale
     shown = Grid(box=None, padding=(0, 1))
     for title in ("", "filled here", "a number to look at", scale, *(["small"] if shipped else []), "published"):
         shown.add_column(title, justify="right" if title in (scale, "small", "published") else "left")
-    for line in summary.lines(parts):
+    for line in summary.lines(own, shipped):
         small = [line.small] if shipped else []
         shown.add_row(line.paper, line.filled, line.about, line.here, *small, line.published)
     console.print()
@@ -38,7 +38,7 @@ def print_summary(filled: Mapping[str, Any], storage: Any) -> None:
         say("Smoke scale: this proves the path, its numbers mean nothing.")
     if shipped:
         say("small: measured before, and come along with the tasks; the report says when and on which machine")
-    for words in summary.verdicts(parts):
+    for words in summary.verdicts([*own, *shipped]):
         say(f"claims {words}")
     console.print(f"report: {storage}/report/index.html")
     console.print("next: retable tables TABLE (one of them here) · retable serve (the models, on a page) · "

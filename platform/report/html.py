@@ -341,7 +341,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
             forms=forms,
             glance=glance(parts, papers),
             js=(FOLDER / "report.js").read_text(),
-            meta=meta([part for part in parts if not forms.sent(part)], storage),
+            meta=meta([part for part in parts if not forms.sent(part)] or parts, storage),
             own=own,
             papers=papers,
             parts=parts,

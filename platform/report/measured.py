@@ -31,19 +31,23 @@ def take_in(tables: Collection[str], storage: Storage) -> None:
             continue
         place = storage / f"measured/{task}-{sha256(file.read_bytes())[:8]}"
         if not place.list("bundles"):
+            for old in storage.list("measured"):  # of a former version of the package
+                if old.rpartition("-")[0] == task:
+                    storage.remove(f"measured/{old}")
             unpack(file, place)
         for name in tables:
             if task_of(name) == task:
-                _fill(name, place, storage / "report")
+                _fill(name, place, storage)
 
 
-def _fill(name: str, place: Storage, into: Storage) -> None:
+def _fill(name: str, place: Storage, storage: Storage) -> None:
     request = request_of(name, SCALE, {})
     path = f"tables/{request_slug(request)}.json"
-    if place.exists(path):
+    if place.exists(path) or storage.exists(path):  # the user's own comes first
         return
     task, table = find_table(name)
+    of = task, table_at(task, table, SCALE, {}, ())
     with place.snapshot() as snapshot:
-        part = keep_section(request, (task, table_at(task, table, SCALE, {}, ())), place, into, snapshot)
+        part = keep_section(request, of, place, storage / "report", snapshot)
     if part.filled:
         place.write_json(path, request)

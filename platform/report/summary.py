@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from retable.platform.report.html import Paper, in_order, papers_of
-from retable.platform.report.render import SMOKE, counts, measured, number, sent
+from retable.platform.report.render import SMOKE, counts, measured, number
 from retable.platform.report.results import FilledTable
 from retable.platform.text import plural
 
@@ -23,25 +23,25 @@ class Line:
     published: str = "–"
 
 
-def lines(parts: Sequence[FilledTable]) -> list[Line]:
-    """Return a line for each paper of filled tables; those that came in a bundle stand beside those filled here."""
-    return [line(paper) for paper in papers_of(in_order(parts))]
+def lines(own: Sequence[FilledTable], shipped: Sequence[FilledTable] = ()) -> list[Line]:
+    """Return a line for each paper of tables that were filled here; `shipped`: those that come along, beside them."""
+    return [_line(paper, shipped) for paper in papers_of(in_order(own))]
 
 
-def line(paper: Paper) -> Line:
-    """Return a paper's line."""
-    own = [part for part in paper.parts if not sent(part)]
+def _line(paper: Paper, shipped: Sequence[FilledTable]) -> Line:
+    own = paper.parts
     rows = sum(bool(row.replicates) for part in own for row in part.rows)
     filled = f"{plural(rows, 'row')} of {plural(sum(part.filled for part in own), 'table')}"
     key = next((part.key_number for part in own if part.key_number), None)
     if key is None:
         return Line(paper.name, filled)
     found = {"published": "–"}
-    for part in paper.parts:
-        if part.key_number and key.row in {row.label for row in part.rows}:
-            cell, form = part.cell(key.row, key.column), next(c.format for c in part.columns if c.header == key.column)
-            found["small" if sent(part) else "here"] = measured(cell, form)
-            found["published"] = number(cell.published, form)
+    for place, parts in (("small", shipped), ("here", own)):
+        for part in parts:
+            if part.key_number == key and key.row in {row.label for row in part.rows}:
+                form = next(column.format for column in part.columns if column.header == key.column)
+                cell = part.cell(key.row, key.column)
+                found |= {place: measured(cell, form), "published": number(cell.published, form)}
     return Line(paper.name, filled, key.about, **found)
 
 

@@ -77,13 +77,25 @@ def test_the_summary_has_a_line_a_paper_with_its_key_number(both):
     storage, own, _ = both
     (shipped,) = shipped_sections(storage, storage / "report", [own])
     key = KeyNumber("table1", "fast", "RMSE", "error of the fast one")
-    parts = [replace(own, key_number=key), shipped]
-    (line,) = lines(parts)
+    keyed = replace(own, key_number=key)
+    (line,) = lines([keyed], [shipped])
     rows = sum(bool(row.replicates) for row in own.rows)
     assert line.filled == f"{rows} rows of 1 table" and line.about == "error of the fast one"
     mean = f"{own.cell('fast', 'RMSE').mean:.3f}"
     assert line.here.startswith(mean) and line.small == "–" and line.published == "0.100"
-    (line,) = lines([*parts[:1], replace(shipped, key_number=key)])
+    (line,) = lines([keyed], [replace(shipped, key_number=key)])
     assert line.small.startswith(mean)
-    assert [text.partition(":")[0] for text in verdicts(parts)] == ["of the papers"]
+    (line,) = lines([replace(shipped, key_number=key)])
+    assert line.here.startswith(mean), "what a user unpacked is here"
+    assert [text.partition(":")[0] for text in verdicts([keyed, shipped])] == ["of the papers"]
     assert verdicts([replace(own, scale="smoke")]) == []
+
+
+def test_another_bundle_takes_the_place_of_the_former_one(both, tmp_path):
+    storage, *_ = both
+    (former,) = storage.list("measured")
+    there = Storage.open(tmp_path / "there")
+    pack([TABLE], "small", {"seed": 0}, there, tmp_path / "small.bundle", False, False)
+    measured.take_in([TABLE], storage)
+    (now,) = storage.list("measured")
+    assert now != former
