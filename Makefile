@@ -53,7 +53,7 @@ check: $(READY)
 	$(BIN)/dmypy run -- --num-workers 0
 	tests=$$($(BIN)/python -m tests.changed $(BASE)) && { test -z "$$tests" || $(BIN)/python -m pytest -q -m "not slow" $$tests; }
 
-# Tests of the tasks' tools, which serve no table, run where a tool or a room that it needs differs from `main`.
+# Tests of the tasks' tools, which serve no table, run where their task or the platform differs from `main`; on `main` all run.
 test: lint
 	$(BIN)/python -m pytest -m "not slow" --tools changed
 

@@ -50,8 +50,7 @@ class Seen:
         # 503 with Retry-After is an answer: too much at once. 501 says what this machine lacks.
         refused = answer.status == 501 or (answer.status == 503 and "retry-after" in answer.headers)
         if answer.status >= 500 and not refused:
-            denied = denied or f"{answer.body[:200]!r}"
-            self.faults.setdefault(f"{place}: {answer.status}", denied)
+            self.faults.setdefault(f"{place}: {answer.status}", denied or f"{answer.body[:200]!r}")
         if leaked:
             self.faults.setdefault(f"{place}: leaks {leaked!r}", f"{answer.body[:200]!r}")
         if denied:

@@ -14,7 +14,7 @@ import urllib.parse
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -160,7 +160,7 @@ class Client:
                     report(answer)
         except BaseException:
             with suppress(ServeError, ConnectionError):
-                self.cancel(id)
+                replace(self, tries=2).cancel(id)  # who waits for Ctrl-C does not wait for a server that is gone
             raise
         if answer["state"] != "done":
             raise ServeError(500, answer.get("detail") or f"the video is {answer['state']}")

@@ -1,4 +1,4 @@
-"""Which tests of a task's tools `make test` runs: those of which the tool, or a room that it needs, differs.
+"""Which tests of a task's tools `make test` runs: those of tasks in which, or below which, something differs.
 
 `pytest --tools changed` leaves the others out; `make test-all`, and pytest itself, run all.
 """
@@ -8,30 +8,27 @@ import subprocess
 
 from tests.changed import ROOT, changed
 
+SHARED = ("platform/", "pyproject.toml", "requirements.lock", "tests/conftest.py")
+"""What all tools rest on."""
+
 
 def differing():
-    """Return the paths that differ from the merge base with `main`, None where there is none."""
+    """Return the paths that differ from the merge base with `main`; None where there is none, and on `main` itself."""
     try:
-        return changed("main")
+        words = ["git", "rev-parse", "main", "HEAD"]
+        said = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+        return changed("main") if len({*said}) > 1 else None
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def needed(test):
-    """Return the rooms, and the files outside of rooms, that the test of a tool imports, as starts of paths."""
-    modules = re.findall(r"retable\.(tasks\.\w+(?:\.\w+)*)(?: import ([\w, ]+))?", test.read_text())
-    files = {module.replace(".", "/") for module, _ in modules}
-    files |= {f"{module.replace('.', '/')}/{name}" for module, names in modules for name in re.findall(r"\w+", names)}
-    parts = (file.split("/") for file in files)
-    return {"/".join(part[:-1]) + "/" if len(part) > 3 else f"{'/'.join(part)}.py" for part in parts if len(part) > 2}
-
-
 def left_out(test, paths, root=ROOT):
-    """Return whether the test of a tool need not run, as of what it tests nothing is among the paths that differ."""
+    """Return whether the test of a tool need not run, as of its task and the platform nothing differs."""
     place = test.relative_to(root).as_posix() if test.is_relative_to(root) else ""
-    if not re.fullmatch(r"tests/\w+/tools/\w+\.py", place):
+    found = re.fullmatch(r"tests/(\w+)/tools/\w+\.py", place)
+    if not found:
         return False
-    starts = (f"{place.rpartition('/')[0]}/", *needed(test))
+    starts = (f"tasks/{found[1]}/", f"tests/{found[1]}/", *SHARED)
     return not any(path.startswith(starts) for path in paths)
 
 

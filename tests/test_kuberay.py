@@ -250,6 +250,7 @@ def test_the_service_is_the_servers_own_config_on_a_shared_storage_with_a_token(
         Arguments.model_validate(arguments)  # until the user has put in the digest
     Arguments.model_validate(arguments | {"token_sha256": "0" * 64})
     assert arguments.pop("token_sha256") == "DIGEST" and arguments.pop("storage") == "s3://BUCKET/retable"
+    assert arguments.pop("client_requests") == 0, "behind an Ingress all clients have one address"
     assert served["http_options"].pop("host") == "0.0.0.0", "KubeRay asks the pod whether it lives"
     assert served.pop("proxy_location") == "EveryNode", "KubeRay's service sends requests to workers, too"
     ours = yaml.safe_load((ROOT / "serve" / "config.yaml").read_text())

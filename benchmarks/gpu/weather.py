@@ -208,7 +208,7 @@ def resume(where: Where) -> dict[str, Value]:
 def two_against_one(where: Where) -> dict[str, Value]:
     """Compare the gradients that two processes share, each of half a batch, to those of one."""
     changes = {"model.normalization": "instance", "model.dropout": 0.0}  # what does not depend on the rest of a batch
-    config = config_of(where, "unet", small=True, batch=4, clip=0.0, **changes)
+    config = config_of(where, "unet", small=True, batch=4, gradient_clamp=0.0, **changes)
     alone = gradients(Worker(device=where.device), config)
     return closeness("gradients", by_two(gradients, config, where), alone, GRADIENT_BOUND)
 

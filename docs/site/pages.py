@@ -42,6 +42,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     def mended(link: re.Match[str]) -> str:
         picture, text, target, anchor = link.groups()
         path = (folder / target).resolve()
+        if path == DOCS / "tour.ipynb":
+            return link[0].replace("tour.ipynb", "tour.md")
         if "://" in target or target.startswith("mailto:") or path.is_relative_to(DOCS):
             return link[0]
         if not path.exists():
@@ -73,5 +75,5 @@ def shown(cell: dict[str, Any]) -> list[str]:
             lines = [line for line in "".join(data["text/html"]).splitlines() if line.strip()]
             parts.append('<div class="output">\n' + "\n".join(lines) + "\n</div>")
         else:
-            parts.append("```text\n" + "".join(data["text/plain"]).rstrip() + "\n```")
+            parts.append("```text\n" + "".join(data.get("text/plain", [])).rstrip() + "\n```")
     return parts

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import shutil
-import subprocess
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import requests
 
 from retable.platform.errors import UserError, disk_errors, nearest, one_line
 from retable.platform.store.storage import Storage
-from retable.platform.text import size
+from retable.platform.text import seconds_of, size
 
 CHUNK = 1 << 16
 """Bytes that are written at once; a broken connection loses less than these."""
@@ -76,7 +77,7 @@ class Published:
     by_hand: str = ""
     """What to do where the files cannot be downloaded without a login."""
     needs: str = ""
-    """A module that unpacks it, with its extra: `py7zr:archives`; or a program: `zip`."""
+    """A module that unpacks it, with its extra: `py7zr:archives`."""
 
     def __str__(self) -> str:
         """Return one line for a list of datasets."""
@@ -126,7 +127,7 @@ def fetch(
     progress: Progress,
     *,
     mirror: str = "",
-    seconds: float = 0.0,
+    until: float = math.inf,
 ) -> list[Path]:
     """Download a dataset's files into `folder` and unpack archives there; what is there already is kept.
 
@@ -136,7 +137,7 @@ def fetch(
         agree: takes a text with size, licence and place, and raises where the user declines.
         progress: a bar that takes a title.
         mirror: an address that holds the files below their host and path; "" for the published addresses.
-        seconds: limit of the whole download; 0 for none.
+        until: when it has to be over, on the monotonic clock; see `deadline`.
 
     Returns:
         The files, in order; an archive that was unpacked is gone.
@@ -146,7 +147,6 @@ def fetch(
             the time is up.
     """
     check_unpacking(wanted)
-    until = time.monotonic() + seconds if seconds else float("inf")
     with requests.Session() as session:
         files = listed(wanted.hub, session, mirror) if wanted.hub else list(wanted.files)
         missing = [file for file in files if not there(folder / file.path, file)]
@@ -163,6 +163,15 @@ def fetch(
     for file in files:
         unpack(folder / file.path)
     return [folder / file.path for file in files]
+
+
+def deadline(limit: str) -> float:
+    """Return when a download has to be over, on the monotonic clock: `2h` from now; "" for never.
+
+    Raises:
+        UserError: where the text is no length of time.
+    """
+    return time.monotonic() + seconds_of(limit, "--limit") if limit else math.inf
 
 
 def there(target: Path, file: Remote) -> bool:
@@ -204,6 +213,7 @@ def listed(hub: Hub, session: requests.Session, mirror: str) -> list[Remote]:
                     address = f"{HUB}/datasets/{hub.repo}/resolve/{hub.revision}/{entry['path']}"
                     found.append(Remote(address, entry["path"], entry["size"], digest))
             url = answer.links.get("next", {}).get("url")
+            url = at(url, mirror) if url and not (mirror and url.startswith(mirror)) else url
     if not found:
         raise UserError(f"{HUB}/datasets/{hub.repo}: no files in {', '.join(hub.folders)}")
     return found
@@ -216,8 +226,8 @@ def check_space(folder: Path, files: Sequence[Remote]) -> None:
         UserError: then, with both numbers.
     """
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    parts = [file.bytes - have(folder / file.path) for file in files]
-    wanted = sum(parts) + sum(file.bytes for file in files if is_archive(file.path))
+    packed = sum(file.bytes for file in files if is_archive(file.path))  # about as much again once it is unpacked
+    wanted = sum(file.bytes - have(folder / file.path) for file in files) + packed
     free = shutil.disk_usage(place).free
     if wanted > free:
         raise UserError(f"{place}: {size(free)} are free, {size(wanted)} are needed; free some, or give a --folder")
@@ -345,10 +355,8 @@ def check_unpacking(wanted: Published) -> None:
         UserError: naming it.
     """
     module, _, extra = wanted.needs.partition(":")
-    if extra and importlib.util.find_spec(module) is None:
+    if module and importlib.util.find_spec(module) is None:
         raise UserError(f"{wanted.name} is unpacked by {module}: pip install 'retable[{extra}]'")
-    if wanted.needs and not extra and shutil.which(module) is None:
-        raise UserError(f"{wanted.name} is unpacked by the program {module}, which is not installed")
 
 
 def unpack(archive: Path) -> None:
@@ -359,33 +367,27 @@ def unpack(archive: Path) -> None:
     """
     if not is_archive(archive.name) or marker(archive).exists():
         return
-    parts = sorted(archive.parent.glob(f"{archive.stem}.z[0-9]*"))
-    packed = archive.stat().st_size + sum(part.stat().st_size for part in parts)
+    packed = archive.stat().st_size
     try:
         with disk_errors(str(archive)):
             if archive.suffix == ".7z":
                 unpack_7z(archive, packed)
             else:
-                unpack_zip(joined(archive) if parts else archive, packed)
-    except (zipfile.BadZipFile, subprocess.CalledProcessError) as error:
+                unpack_zip(archive, packed)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise UserError(f"{archive}: {one_line(error)}; remove it and run the same command again") from error
     marker(archive).touch()
-    for path in (archive, *parts, archive.with_suffix(".joined")):
-        path.unlink(missing_ok=True)
-
-
-def joined(archive: Path) -> Path:
-    """Return one archive, made by Info-ZIP of the parts of a split one (`x.z01`, `x.z02`, ..., `x.zip`)."""
-    whole = archive.with_suffix(".joined")
-    subprocess.run(["zip", "-q", "-s", "0", archive.name, "--out", whole.name], cwd=archive.parent, check=True)
-    return whole
+    archive.unlink()
 
 
 def unpack_zip(archive: Path, packed: int) -> None:
     """Unpack a .zip; zipfile keeps its members below the folder."""
     with zipfile.ZipFile(archive) as content:
         refuse_bomb(archive, sum(member.file_size for member in content.infolist()), packed)
-        content.extractall(archive.parent)
+        try:
+            content.extractall(archive.parent)
+        except NotImplementedError as error:  # a RuntimeError, too
+            raise zipfile.BadZipFile(str(error)) from error
 
 
 def unpack_7z(archive: Path, packed: int) -> None:

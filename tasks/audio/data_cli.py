@@ -39,17 +39,16 @@ def fetch(
     Example: `retable data fetch audio clotho wavcaps-soundbible`
     """
     from retable.platform.store import download
-    from retable.platform.text import seconds_of
 
     published = download.read_published(SOURCES)
     if not names:
         console.print("\n".join(map(str, published.values())), markup=False)
         return
     root = folder or download.default_folder(Storage.open(storage), "audio")
-    seconds = seconds_of(limit, "--limit") if limit else 0.0
+    until = download.deadline(limit)
     for wanted in [download.choose(published, each) for each in names]:
         place = root / "wavcaps" if wanted.hub else root
-        download.fetch(wanted, place, partial(consent, yes=yes), progress_bar, mirror=mirror, seconds=seconds)
+        download.fetch(wanted, place, partial(consent, yes=yes), progress_bar, mirror=mirror, until=until)
     import_(root, name=name, storage=storage, features=features, workers=workers)
 
 

@@ -82,7 +82,6 @@ def fetch(
     Example: `retable data fetch rl halfcheetah-expert-v2 hopper-expert-v2 walker2d-expert-v2`
     """
     from retable.platform.store import download
-    from retable.platform.text import seconds_of
     from retable.tasks.rl import data
     from retable.tasks.rl.recordings.d4rl import published as d4rl
     from retable.tasks.rl.tools.minari import import_minari
@@ -93,9 +92,9 @@ def fetch(
         return
     root = Storage.open(storage)
     place = folder or download.default_folder(root, "rl")
-    seconds = seconds_of(limit, "--limit") if limit else 0.0
+    until = download.deadline(limit)
     for wanted in [download.choose(published, name) for name in names]:
-        files = download.fetch(wanted, place, partial(consent, yes=yes), progress_bar, mirror=mirror, seconds=seconds)
+        files = download.fetch(wanted, place, partial(consent, yes=yes), progress_bar, mirror=mirror, until=until)
         if wanted.hub:
             _tell(import_minari(place / wanted.hub.folders[0], root, replace=replace))
         else:

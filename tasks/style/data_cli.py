@@ -30,7 +30,6 @@ def fetch(
     """
     from retable.platform.config import set_line
     from retable.platform.store import download
-    from retable.platform.text import seconds_of
     from retable.tasks.style.files.prepare import describe, folder, index_folder
 
     published = download.read_published(SOURCES)
@@ -40,9 +39,9 @@ def fetch(
     place = folder(Storage.open(storage), name)
     if not place.is_local:
         raise UserError(f"{place}: fetch to a local --storage, then copy it")
-    seconds = seconds_of(limit, "--limit") if limit else 0.0
+    until = download.deadline(limit)
     wanted, agree = download.choose(published, name), partial(consent, yes=yes)
-    download.fetch(wanted, Path(place.root), agree, progress_bar, mirror=mirror, seconds=seconds)
+    download.fetch(wanted, Path(place.root), agree, progress_bar, mirror=mirror, until=until)
     console.print(f"{place}: {describe(index_folder(place, name))}", markup=False)
     console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 

@@ -188,6 +188,9 @@ def test_probes_are_answered_without_a_token_and_by_any_name():
 def test_it_is_ready_while_every_model_answers_and_asks_them_now_and_then():
     asked, says = [], {"style": Reply(b"", "text/plain")}
 
+    async def refuse():
+        raise Problem(503, "all places are taken")
+
     async def answer(task, method, digests):
         asked.append((task, method, digests))
         return await says[task] if asyncio.iscoroutine(says[task]) else says[task]
@@ -209,6 +212,8 @@ def test_it_is_ready_while_every_model_answers_and_asks_them_now_and_then():
     assert asyncio.run(probe(3, pause=1.1, ready_seconds=1)) == [200] * 3 and len(asked) == 4
     says["style"] = Problem(503, "style is starting again")
     assert asyncio.run(probe(2)) == [503] * 2 and len(asked) == 5  # what failed is asked no more often
+    says["style"] = refuse()  # as the ingress does where a queue is full
+    assert asyncio.run(probe(2)) == [503] * 2 and len(asked) == 6
     says["style"] = asyncio.sleep(FOREVER)
     assert asyncio.run(probe(1, ready_seconds=0.1)) == [503]
 

@@ -28,6 +28,8 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None
         try:
             async with asyncio.timeout(limits.ready_seconds):
                 answers = await asyncio.gather(*(ask(task, "ready", own) for task, own in digests.items()))
+        except Problem as problem:  # a full queue, a dead replica
+            return problem
         except TimeoutError:
             return Problem(503, f"a model does not answer within {limits.ready_seconds:g} s").wait(5)
         return next((each for each in answers if isinstance(each, Problem)), None)

@@ -6,7 +6,6 @@ cvssp/WavCaps). Names in the tables and on disk differ by spaces, HTML entities 
 
 from __future__ import annotations
 
-import codecs
 import csv
 import hashlib
 import html
@@ -22,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from retable.platform.errors import UserError
 from retable.tasks.audio.collect.files import is_sound
+from retable.tasks.audio.collect.text import read_text
 
 Value = TypeVar("Value")
 CLOTHO = {"development": "training", "validation": "validation", "evaluation": "test"}
@@ -374,41 +374,6 @@ def rows(table: Path, columns: Sequence[str], lenient: bool = False) -> list[dic
     if absent:
         raise UserError(f"{table}: no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
     return found
-
-
-def read_text(table: Path, lenient: bool = False) -> str:
-    """Return the text of a table: UTF-8, UTF-16 with its mark, or Windows-1252, as Excel writes it.
-
-    Args:
-        table: the file.
-        lenient: read what is neither as Latin-1, in which every byte is a letter.
-
-    Raises:
-        UserError: where it cannot be read, is no text, or holds a byte that is of neither; the line names it.
-    """
-    try:
-        data = table.read_bytes()
-    except OSError as error:
-        raise UserError(f"{table}: cannot be read ({error.strerror}); give a CSV file") from error
-    try:
-        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return data.decode("utf-16")
-        if b"\0" in data:
-            raise UserError(f"{table}: not a text file; give a CSV file")
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        wrong = error
-    is_utf8 = any(ord(letter) > 127 for letter in data.decode("utf-8-sig", errors="ignore"))
-    try:
-        if not is_utf8:
-            return data.decode("cp1252")
-    except UnicodeDecodeError as error:
-        wrong = error
-    if lenient:
-        return data.decode("latin-1")
-    line, byte = data.count(b"\n", 0, wrong.start) + 1, data[wrong.start]
-    written = "UTF-8" if is_utf8 else "UTF-8 or Windows-1252"
-    raise UserError(f"{table}: line {line}: the byte 0x{byte:02x} is no {written}; write the line anew, as UTF-8")
 
 
 def _json_items(table: Path) -> list[dict[str, Any]]:

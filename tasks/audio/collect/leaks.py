@@ -24,8 +24,8 @@ from jaxtyping import Bool, Float, UInt32
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.collect.layouts import read_text
 from retable.tasks.audio.collect.recordings import Recording
+from retable.tasks.audio.collect.text import read_text
 
 Array = npt.NDArray[Any]
 Bits = UInt32[np.ndarray, " frames"]

@@ -98,7 +98,7 @@ def test_a_file_of_unpublished_size_is_bounded(server, tmp_path, monkeypatch):
 
 def test_the_time_is_bounded_and_the_rest_is_kept(server, tmp_path):
     with pytest.raises(UserError, match="the time is up"):
-        fetch(server, tmp_path, Remote(URL, "a.bin", len(CONTENT)), seconds=1e-9)
+        fetch(server, tmp_path, Remote(URL, "a.bin", len(CONTENT)), until=0.0)
     assert not (tmp_path / "a.bin").exists()
 
 

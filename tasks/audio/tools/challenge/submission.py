@@ -16,7 +16,7 @@ from pathlib import Path
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.collect.layouts import read_text
+from retable.tasks.audio.collect.text import read_text
 
 RANKS = 10
 """Recordings that are named for a caption."""
