@@ -88,8 +88,12 @@ class Paper:
 
     @property
     def headline(self) -> FilledTable:
-        """The section that stands for the paper: at the largest scale, of those that have results."""
-        return min(self.parts, key=lambda part: (not part.shown, SCALES.index(scale_of(part)), not part.telling))
+        """The section that stands for the paper, where it has results; at the largest scale."""
+        return min(self.parts, key=self._rank)
+
+    @staticmethod
+    def _rank(part: FilledTable) -> tuple[bool, bool, bool, int]:
+        return not part.shown, part.scale == forms.SMOKE, not part.telling, SCALES.index(scale_of(part))
 
     @property
     def scales(self) -> list[str]:

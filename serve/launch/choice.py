@@ -14,7 +14,7 @@ from retable.platform.console import errors
 from retable.platform.errors import UserError, nearest
 from retable.platform.models import contract, zoo
 from retable.platform.models.export import scale_of
-from retable.platform.models.select import SMOKE, Choice, choose, eligible_runs
+from retable.platform.models.select import Choice, choose, eligible_runs
 from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
 from retable.platform.spec.task import find_table
@@ -24,6 +24,8 @@ from retable.serve.launch.models import Model, keep
 
 TASKS = ("weather", "style", "audio", "rl")
 """What can be served."""
+BRIEF = ("smoke", "quick")
+"""Scales whose runs were trained for seconds or minutes: they prove a path, or give a first look."""
 NAMED = "named by --run"
 """Why a run is served that the user chose."""
 
@@ -109,21 +111,22 @@ def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Stora
 def best(task: str, storage: Storage) -> list[Model]:
     """Return the best runs of a task on a storage; none where there are none, or none has the number that says so.
 
-    Runs of the smoke scale give way to others, and to the zoo.
+    Runs of the scales `BRIEF` give way to others, and to the zoo; they are not even compared then, which takes minutes.
     """
     if not storage.folders(f"runs/{task}"):
         return []
+    runs = eligible_runs(task, storage)
+    lasting = [run for run in runs if scale_of(run) not in BRIEF]
+    if runs and not lasting and zoo.zoo(task):
+        why = "are of the scales smoke and quick, trained for minutes; the zoo is served instead"
+        errors.print(f"note: {task}: the runs here {why} (--best {task}/TABLE serves them)", markup=False)
+        return []
     try:
-        choices = contract.selector(task).best(eligible_runs(task, storage))
+        choices = contract.selector(task).best(lasting or runs)
     except UserError as error:
         errors.print(f"note: {error}; the zoo is served instead", markup=False)
         return []
-    real = {name: it for name, it in choices.items() if scale_of(it.run) != SMOKE}
-    if not real and zoo.zoo(task):
-        why = "are of the smoke scale, which proves the path and no more; the zoo is served instead"
-        errors.print(f"note: {task}: the runs here {why} (--best {task}/TABLE serves them)", markup=False)
-        return []
-    return of_choices(real or choices, storage)
+    return of_choices(choices, storage)
 
 
 def of_choices(choices: Mapping[str, Choice], storage: Storage) -> list[Model]:

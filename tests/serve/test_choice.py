@@ -110,14 +110,18 @@ def test_a_run_says_which_cell_it_fills(storage):
     assert [sorted(cells.runs_of(table)) for table in tables] == [["11", "22", "33"], ["11"]]
 
 
-@pytest.mark.parametrize(("scales", "served"), [(["smoke"], None), (["smoke", "small"], {"b"}), (["small"], {"a"})])
-def test_runs_of_the_smoke_scale_give_way(storage, monkeypatch, capsys, scales, served):
-    """After `make reproduce`, `make serve` painted with a network of two steps."""
+@pytest.mark.parametrize(
+    ("scales", "compared"),
+    [(["smoke"], None), (["quick", "smoke"], None), (["smoke", "small"], ["small"]), (["small"], ["small"])],
+)
+def test_runs_that_were_trained_for_minutes_give_way(storage, monkeypatch, capsys, scales, compared):
+    """After `make reproduce`, `make serve` played policies of one update and painted with a network of two steps."""
     storage.write("runs/weather/x/config.json", b"{}")
-    found = {name: SimpleNamespace(run=scale) for name, scale in zip("ab", scales, strict=False)}
-    monkeypatch.setattr(choice.contract, "selector", lambda task: SimpleNamespace(best=lambda runs: found))
-    monkeypatch.setattr(choice, "eligible_runs", lambda task, storage: [])
+    monkeypatch.setattr(choice.contract, "selector", lambda task: SimpleNamespace(best=lambda runs: runs))
+    monkeypatch.setattr(choice, "eligible_runs", lambda task, storage: scales)
     monkeypatch.setattr(choice, "scale_of", lambda run: run)
-    monkeypatch.setattr(choice, "of_choices", lambda chosen, storage: set(chosen))
-    assert choice.best("weather", storage) == (served or [])
-    assert ("the zoo is served instead" in capsys.readouterr().err) == (served is None)
+    monkeypatch.setattr(choice, "of_choices", lambda chosen, storage: list(chosen))
+    assert choice.best("weather", storage) == (compared or [])
+    assert ("the zoo is served instead" in capsys.readouterr().err) == (compared is None)
+    monkeypatch.setattr(choice.zoo, "zoo", lambda task: {})
+    assert choice.best("weather", storage) == (compared or scales), "without a zoo there is nothing better"
