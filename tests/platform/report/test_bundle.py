@@ -802,7 +802,7 @@ def test_what_builds_on_a_run_that_was_sent_trains_it_again_and_the_mark_goes(tr
     states = {run.config["rate"]: run.bundle for run in api.runs(storage=there) if run.config["init"] == "scratch"}
     assert states[0.001] == "" and states[0.1] != "" and child.metrics["epoch"] == 3
     made = child.folder.storage.read_json(f"runs/line/{run_at(there, 0.001)}/provenance.json")
-    assert made["command"] != "" and made["scale"] == "smoke" and made["started"] >= plan_packed(there)
+    assert made["command"] != "" and made["scale"] == "quick" and made["started"] >= plan_packed(there)
     assert RunFolder(there, "line", run_at(there, 0.001)).weights(3)
     with pytest.raises(UserError, match="came in a bundle without the weights of epoch 3"):
         RunFolder(there, "line", run_at(there, 0.1)).weights(3)
