@@ -33,6 +33,7 @@ mount -t tmpfs -o mode=755 tmpfs /root
 mkdir -p {prefix}
 mount --bind {seen}/.root {prefix}
 mount --bind {seen}/hosts /etc/hosts
+mount --bind {seen}/resolv.conf /etc/resolv.conf
 hostname {name}
 trap '' CHLD
 exec sleep infinity
@@ -62,6 +63,7 @@ class Machine:
         command = [*UNSHARE.split(), "sh", "-c", script]
         self.holder = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
         self.pid = self._first()
+        self.processes = []
 
     def _first(self):
         """Return the process id, here, of its first process, once that is ready."""
@@ -81,7 +83,9 @@ class Machine:
         if user:
             enter += ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"]
             enter += ["--bounding-set=-all", "--inh-caps=-all"]
-        return subprocess.Popen([*enter, *words], env=env, start_new_session=True, **options)
+        process = subprocess.Popen([*enter, *words], env=env, start_new_session=True, **options)
+        self.processes.append(process)
+        return process
 
     def call(self, *words, env=None, timeout=60, **options):
         """Run a command there; return its status and what it printed."""
@@ -94,7 +98,8 @@ class Machine:
         """End the machine with all that runs there, at once."""
         if self.holder.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
-        self.holder.wait(30)
+        for process in (self.holder, *self.processes):
+            process.wait(30)
 
 
 class Machines:
@@ -133,6 +138,7 @@ def machines():
         shared = Path(folder)
         shared.chmod(0o777)
         (shared / "hosts").write_text("127.0.0.1 localhost\n")
+        (shared / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # refuses at once; gRPC waits for one that does not
         made = Machines(shared)
         run("ip", "netns", "add", made.net)
         try:

@@ -336,7 +336,7 @@ def test_points_that_differ_in_the_view_alone_train_one_run(cluster, tmp_path):
     for point in found.points:
         folder = RunFolder(storage, "halves", point.fingerprint)
         made = folder.folder.read_json("provenance.json")
-        assert made["scale"] == "smoke" and made["changed"] == ["rate", "view.limit"]
+        assert made["scale"] == "quick" and made["changed"] == ["rate", "view.limit"]
         assert [row["epoch"] for row in folder.history()] == [1, 2, 3] and point.epochs == 3
         config = override(Config(), {"rate": point.overrides["rate"]})
         view = override(View(), {"split": "validation", "limit": point.overrides["view.limit"], "epoch": 3})
@@ -357,7 +357,7 @@ def test_a_searchers_sweep_goes_on_with_what_it_knows(cluster, tmp_path):
     for point in drawn.points:
         (last,) = [row for row in drawn_folder(storage, point).history() if row["epoch"] == point.epochs]
         assert point.value == last["rmse"] and point.ended
-        assert drawn_folder(storage, point).folder.read_json("provenance.json")["scale"] == "smoke"
+        assert drawn_folder(storage, point).folder.read_json("provenance.json")["scale"] == "quick"
     again = api.sweep("line", storage=storage.root, samples=3)
     assert again.points == drawn.points
     more = api.sweep("line", storage=storage.root, samples=5)
