@@ -208,8 +208,10 @@ def failed(folder: RunFolder, view: View, error: Exception) -> str:
 
 def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder) -> str | None:
     """Predict and score one view of a finished run in this process; return why it failed, or None."""
-    failures = [predict_one(task.name, config, read, folder, joined=False) for read in task.reads(view)]
-    return score_one(task.name, config, view, folder, *failures)
+    for read in task.reads(view):
+        if failure := predict_one(task.name, config, read, folder, joined=False):
+            return failure
+    return score_one(task.name, config, view, folder)
 
 
 def score_weights(task: Task, config: Config, view: View, weights: Any, source: Source) -> Mapping[str, float]:
