@@ -206,6 +206,12 @@ class Scheduler:
         self.running += 1
         return self.ready.popleft()
 
+    def wait_for_data(self) -> None:
+        """Wait for datasets while nothing else can start or end: Tune would sleep for a second at a time."""
+        while self.loading and not (self.ready or self.running or self.held_by_others or self.launch.resources.late):
+            if self.datasets.poll(1.0):
+                self.release_ready()
+
     def stop(self) -> None:
         """Drop every trial that has not started."""
         left = [*self.ready, *(spec for spec, _ in self.held_by_others.values())]
@@ -287,6 +293,7 @@ class Scheduler:
                 return True
 
             def suggest(self, trial_id: str) -> Any:
+                flow.wait_for_data()
                 return self.FINISHED if flow.is_done else flow.next()
 
             def on_trial_complete(self, trial_id: str, result: object = None, error: bool = False) -> None:
