@@ -143,7 +143,7 @@ SMALL = Reduced(
         "method.crop": "random",
         "method.style_size": 384,
         "method.calm_start": True,
-        "method.lattice_weight": 10.0,
+        "method.lattice_weight": 6000.0,
         "method.schedule": "cosine",
         "epochs": 12,
         "steps": 500,
