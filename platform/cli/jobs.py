@@ -14,6 +14,7 @@ from rich.text import Text
 
 from retable.platform.cli.runs import COLOURS, MOST, Json, Where, grid, print_json, show
 from retable.platform.console import console
+from retable.platform.store.storage import Storage
 from retable.platform.text import age, clock
 
 app = typer.Typer()
@@ -36,7 +37,6 @@ def status(
     """
     from retable.platform.execute.jobs import dashboard
     from retable.platform.execute.status import of_cluster, of_storage
-    from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
 
@@ -110,7 +110,6 @@ def submit(
     Examples: `retable submit --storage s3://bucket/retable -- reproduce rl --scale paper` · `retable submit --stop JOB`
     """
     from retable.platform.execute import jobs
-    from retable.platform.store.storage import Storage
 
     if fetch is not None:
         jobs.fetch(Storage.open(storage), fetch)

@@ -147,12 +147,11 @@ def claim(text: str, check: Callable[..., Verdict], *rest: object, ours: bool = 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """Rows by columns, replicated over axes such as seeds and environments."""
+class _Replicated:
+    """What a table and a figure have in common: rows, replicated over axes such as seeds and environments."""
 
     title: str
     rows: Sequence[AnyRow]
-    columns: Sequence[Column]
     over: Mapping[str, Sequence[object]] = field(default_factory=dict)
     """Replicate axes: config path, or `view.` and a path of the view -> values."""
     claims: Sequence[Claim] = ()
@@ -165,25 +164,21 @@ class Table:
     note: str = ""
 
     def __repr__(self) -> str:
-        return f"<table of {len(self.rows)} rows: {self.title}>"
+        return f"<{type(self).__name__.lower()} of {len(self.rows)} rows: {self.title}>"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Table(_Replicated):
+    """Rows by columns."""
+
+    columns: Sequence[Column]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Figure(_Replicated):
     """A table whose lines are drawn, not printed."""
 
-    title: str
-    rows: Sequence[AnyRow]
     draw: Callable[[Results], Drawing]
-    over: Mapping[str, Sequence[object]] = field(default_factory=dict)
-    claims: Sequence[Claim] = ()
-    overrides: Mapping[str, object] = field(default_factory=dict)
-    changes: Mapping[str, object] = field(default_factory=dict)
-    left_out: Mapping[str, Sequence[object]] = field(default_factory=dict)
-    note: str = ""
-
-    def __repr__(self) -> str:
-        return f"<figure of {len(self.rows)} rows: {self.title}>"
 
 
 AnyTable = Table | Figure

@@ -21,6 +21,18 @@ from retable.platform.config import UnknownField, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec import extras
 from retable.platform.spec.resources import Requirements, Stage
+from retable.platform.spec.table import (
+    AnyTable,
+    Combined,
+    Figure,
+    Table,
+    apply_overrides,
+    choose_rows,
+    drop_missing_members,
+    matches,
+    row_fields,
+    split_view,
+)
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
 
@@ -28,7 +40,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from retable.platform.spec.table import AnyTable, Figure, Table
     from retable.platform.train.worker import Worker
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -330,8 +341,6 @@ def table_at(
     Raises:
         UserError: if the task has no such scale, or no such fields.
     """
-    from retable.platform.spec.table import apply_overrides, choose_rows, row_fields
-
     axes = {path: values for path, values in changes.items() if path in table.over and isinstance(values, list)}
     if not all(axes.values()):
         raise UserError(f"{', '.join(axes)}: a list of no values; give one at least, such as [0]")
@@ -349,8 +358,6 @@ def check_rows(patterns: Sequence[str], tables: Iterable[AnyTable]) -> None:
     Raises:
         UserError: naming the rows whose labels are nearest.
     """
-    from retable.platform.spec.table import matches
-
     labels = list(dict.fromkeys(row.label for table in tables for row in table.rows))
     for pattern in patterns:
         if not any(matches(label, pattern) for label in labels):
@@ -364,8 +371,6 @@ def _check_fields(task: Task, changes: Mapping[str, object]) -> None:
     Raises:
         UserError: naming the field.
     """
-    from retable.platform.spec.table import split_view
-
     config, view = split_view(changes)
     override(task.view(), view, "view.")
     try:
@@ -390,8 +395,6 @@ def _fields(name: str) -> Mapping[str, object]:
 
 def scaled(table: AnyTable, scale: Scale) -> AnyTable:
     """Return a table at a scale: its rows, replicates and note. Combined rows join those members that are run."""
-    from retable.platform.spec.table import Combined, drop_missing_members
-
     rows: list[Any] = []
     for row in table.rows:
         small = row if isinstance(row, Combined) or row.overrides is None else scale.row(row)
