@@ -48,7 +48,7 @@ def about(run: TrainedRun, epoch: int = 0, **more: object) -> dict[str, Any]:
     Raises:
         UserError: where the run is not finished.
     """
-    made = provenance(run)
+    made = run.folder.provenance()
     info = made["data"] if "data" in made else run.source.info
     return {
         "task": run.task.name,
@@ -71,11 +71,6 @@ def finite(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def provenance(run: TrainedRun) -> dict[str, Any]:
-    """Return a run's `provenance.json`; nothing where it has none."""
-    folder = run.folder.folder
-    return dict(folder.read_record("provenance.json", {})) if folder.exists("provenance.json") else {}
-
 
 def scale_of(run: TrainedRun) -> str:
     """Return the scale that a run is of; empty where it is not known.
@@ -83,7 +78,7 @@ def scale_of(run: TrainedRun) -> str:
     It is the one that the run was started at, unless a change made by hand is smaller than what that scale sets: then
     it is the largest of the task's whose whole numbers (epochs, steps, widths) the run has at least.
     """
-    made = provenance(run)
+    made = run.folder.provenance()
     named, changed = (made["scale"], made["changed"]) if "scale" in made else _of_command(str(made.get("command", "")))
     scales = run.task.scales() if named else {}
     if named not in scales:

@@ -76,8 +76,7 @@ def eligible_runs(task: str, storage: Storage) -> list[TrainedRun]:
 
 def info_of(run: TrainedRun) -> Mapping[str, Any]:
     """Return `dataset.json` of a run's data, as it was when the run began."""
-    made: Mapping[str, object] = export.provenance(run).get("data") or run.source.info
-    return made
+    return run.folder.provenance().get("data") or run.source.info
 
 
 def _same_data(run: TrainedRun) -> Hashable:

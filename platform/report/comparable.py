@@ -65,13 +65,9 @@ def data_info(storage: Storage, where: str, runs: Sequence[RunFolder]) -> dict[s
     path = f"data/{where}/dataset.json"
     if storage.exists(path):
         return storage.read_record(path, {})
-    recorded = (provenance_of(run).get("data") for run in {run.path: run for run in runs}.values() if run.bundle())
+    recorded = (run.provenance().get("data") for run in {run.path: run for run in runs}.values() if run.bundle())
     return next((dict(info) for info in recorded if isinstance(info, dict)), None)
 
-
-def provenance_of(run: RunFolder) -> dict[str, Any]:
-    """Return a run's provenance; an empty one where it has none, as a bundle may lack it."""
-    return run.folder.read_record("provenance.json", {}) if run.folder.exists("provenance.json") else {}
 
 
 def _behind(plan: Plan, name: str, row: AnyRow, replicates: Iterable[Replicate]) -> list[Replicate]:

@@ -297,8 +297,7 @@ class Packer:
         for name in ("config.json", "provenance.json", "metrics.jsonl"):
             if folder.folder.exists(name):
                 self._file(f"{folder.path}/{name}")
-        made = folder.folder.read_record("provenance.json", {}) if folder.folder.exists("provenance.json") else {}
-        self.data.setdefault(training.task.dataset.where(training.config), made.get("data") or {})
+        self.data.setdefault(training.task.dataset.where(training.config), folder.provenance().get("data") or {})
 
     def _add_weights(self, folder: RunFolder, epoch: int) -> None:
         if folder.folder.exists(weights_path(epoch)):

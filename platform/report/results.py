@@ -391,7 +391,7 @@ def _came(bundle: object, made: Mapping[str, object]) -> dict[str, str]:
 
 def _came_of(folder: RunFolder) -> dict[str, str]:
     bundle = folder.bundle()
-    return _came(bundle, comparable.provenance_of(folder)) if bundle else {}
+    return _came(bundle, folder.provenance()) if bundle else {}
 
 
 def _full(task: Task, name: str) -> dict[str, float]:

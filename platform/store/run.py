@@ -113,6 +113,10 @@ class RunFolder:
         """
         return self.folder.read_indexed("result.json", lambda: outcome_of(self.result()))
 
+    def provenance(self) -> dict[str, Any]:
+        """Return what was recorded when the run began; nothing where that is not there, as a bundle may lack it."""
+        return self.folder.read_record("provenance.json", {}) if self.folder.exists("provenance.json") else {}
+
     def bundle(self) -> Mapping[str, Any]:
         """Return which bundle the run came in (`id`, `packed`, `host`, `device`); empty for a run trained here."""
         origin = (self.outcome() or {}).get("bundle")
@@ -265,13 +269,8 @@ class RunFolder:
         Raises:
             UserError: where the file is damaged.
         """
-        path = f"views/{view_key(view)}/scores.json"
-        try:
-            record = self.folder.read_record(path, {"weights": str, "metrics": dict})
-        except FileNotFoundError:
-            return None
-        check_numbers(f"{self.folder}/{path}", record["metrics"], "remove it and run again")
-        return record if record["weights"] == weights else None
+        record = self._scores(f"views/{view_key(view)}/scores.json")
+        return record if record.get("weights") == weights else None
 
     def scored(self, view: View, weights: str) -> bool:
         """Return whether a view's scores exist for exactly these weights.
@@ -280,17 +279,16 @@ class RunFolder:
             UserError: where the file is damaged.
         """
         path = f"views/{view_key(view)}/scores.json"
-        return self.folder.read_indexed(path, lambda: self._scores_of(path)) == weights
+        return self.folder.read_indexed(path, lambda: self._scores(path).get("weights")) == weights
 
-    def _scores_of(self, path: str) -> str | None:
-        """Return the digest of the weights that scores were taken from; None where there are none."""
+    def _scores(self, path: str) -> dict[str, Any]:
+        """Return the scores in a file; nothing where there are none."""
         try:
             record = self.folder.read_record(path, {"weights": str, "metrics": dict})
         except FileNotFoundError:
-            return None
+            return {}
         check_numbers(f"{self.folder}/{path}", record["metrics"], "remove it and run again")
-        digest: str = record["weights"]
-        return digest
+        return record
 
     def save_scores(self, view: View, weights: str, metrics: Mapping[str, float], seconds: float) -> None:
         """Keep a view's scores."""
