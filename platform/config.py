@@ -192,8 +192,8 @@ def _meant(value: object, options: tuple[object, ...]) -> str:
 
 
 def _article(name: str) -> str:
-    words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
-    return words[name] if name == "bool" else f"a {words.get(name, name)}".replace("a text", "text")
+    words = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
+    return words.get(name, f"a {name}")
 
 
 @functools.cache
@@ -203,14 +203,10 @@ def field_types(config: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 
 
-def choice_name(option: Any) -> str:
-    """Return the name that selects a choice: the class's name in snake case, `SmallDense` -> `small_dense`."""
-    return _snake_case(option.__name__)
-
-
 @functools.cache
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+def choice_name(option: type) -> str:
+    """Return the name that selects a choice: the class's name in snake case, `SmallDense` -> `small_dense`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", option.__name__).lower()
 
 
 def flatten(config: object) -> dict[str, Any]:

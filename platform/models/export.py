@@ -71,7 +71,6 @@ def finite(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-
 def scale_of(run: TrainedRun) -> str:
     """Return the scale that a run is of; empty where it is not known.
 

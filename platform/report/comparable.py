@@ -69,7 +69,6 @@ def data_info(storage: Storage, where: str, runs: Sequence[RunFolder]) -> dict[s
     return next((dict(info) for info in recorded if isinstance(info, dict)), None)
 
 
-
 def _behind(plan: Plan, name: str, row: AnyRow, replicates: Iterable[Replicate]) -> list[Replicate]:
     """Return the replicates that a row's numbers are from; of a combined row, those of its members."""
     if not isinstance(row, Combined):

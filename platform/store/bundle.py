@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from retable.platform.errors import UserError, disk_errors
@@ -139,7 +139,10 @@ def write_bundle(file: Path, about: Mapping[str, object], files: Mapping[str, Ca
     try:
         with disk_errors(str(file)):
             file.parent.mkdir(parents=True, exist_ok=True)
-            with lzma.open(writing, "wb", preset=6) as packed, _archive(packed) as archive:
+            with (
+                lzma.open(writing, "wb", preset=6) as packed,
+                tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
+            ):
                 _add(archive, MANIFEST, manifest)
                 for path, size, digest in listed:
                     try:
@@ -156,10 +159,6 @@ def write_bundle(file: Path, about: Mapping[str, object], files: Mapping[str, Ca
     finally:
         with suppress(OSError):
             writing.unlink()
-
-
-def _archive(stream: Any) -> tarfile.TarFile:
-    return tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT)
 
 
 def _add(archive: tarfile.TarFile, path: str, data: bytes) -> None:
@@ -251,7 +250,7 @@ def _manifest(file: Path, stream: Stream) -> tuple[dict[str, Any], tuple[Member,
     heavy = bool(about.get("weights")) or bool(about.get("resume"))
     members = tuple(_member(file, each, heavy) for each in listed)
     paths = {member.path for member in members}
-    above = {str(parent) for path in paths for parent in _above(path)}
+    above = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
     if len(paths) != len(members) or paths & above:
         raise damaged(file, "two members have one path")
     if sum(member.size for member in members) > TOTAL[heavy]:
@@ -272,12 +271,6 @@ def _member(file: Path, listed: object, heavy: bool) -> Member:
     if not 0 <= size <= KINDS[kind][1] or not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise damaged(file, f"{path[:100]!r} has a size or digest that cannot be")
     return Member(path, kind, size, digest)
-
-
-def _above(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 def damaged(file: Path, why: str) -> UserError:

@@ -82,14 +82,9 @@ class Lease:
         self.folder.folder.write(f"{self.path}/{self.name}.json", _record(self.facts, state, beat))
 
 
-def _attempt_numbers(folder: RunFolder) -> list[int]:
-    """Return the numbers of the attempts at a run, ascending."""
-    return sorted(int(name) for name in folder.folder.list("attempts") if name.isdigit())
-
-
 def newest_number(folder: RunFolder) -> int:
     """Return the number of the newest attempt at a run; 0 where there is none."""
-    return max(_attempt_numbers(folder), default=0)
+    return max((int(name) for name in folder.folder.list("attempts") if name.isdigit()), default=0)
 
 
 def read(folder: RunFolder, number: int) -> dict[str, Any]:

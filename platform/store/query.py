@@ -97,13 +97,13 @@ def list_runs(storage: Storage, task: str = "", done: Callable[[int, int], None]
         raise UserError(f"{storage}: no runs of {task or 'any task'}{nearest(task, present) if task else ''}")
     taken = Snapshot(storage.filesystem, storage.root)
     listed: list[Run] = []
-    names = {}
+    names: dict[str, set[str]] = {}
     with gc_paused():
         for name in tasks:
             runs, names[name] = _runs_of(storage, name, taken, done)
             listed += runs
     with suppress(UserError, OSError):  # a storage for reading only has no index
-        taken.indexes.write(lambda name: names.get(name, ()), storage.write, 50)
+        taken.keep_index(storage.write, alive=names)
     return sorted(listed, key=lambda run: (-run.changed, run.task, run.run))
 
 
@@ -111,7 +111,7 @@ def _runs_of(
     storage: Storage, task: str, taken: Snapshot, done: Callable[[int, int], None] | None
 ) -> tuple[list[Run], set[str]]:
     """Return a task's runs, and the names of their folders."""
-    index, folder = taken.indexes.of(task), f"runs/{task}"
+    index, folder = taken.index(task), f"runs/{task}"
     times = _folder_times(storage, folder) if storage.is_local else dict.fromkeys(taken.names(folder), 0)
     runs: list[Run] = []
     changed: dict[str, Files | None] = {}
