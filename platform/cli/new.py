@@ -39,7 +39,6 @@ EXAMPLE = Published(
 class Written:
     """The files that were written, and what is left to do by hand."""
 
-    name: str
     folder: Path
     """Of the task's code; its test lies beside it."""
     files: list[Path] = field(default_factory=list)
@@ -65,7 +64,7 @@ def write_task(name: str, table: Path | None = None) -> Written:
     published = read_published(table) if table else EXAMPLE
     named = next(filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)), "")
     place = Path(named or FOLDER)
-    written = Written(name, place / name, is_found=bool(named))
+    written = Written(place / name, is_found=bool(named))
     test = place / f"test_{name}.py"
     for path in (written.folder, test):
         if path.exists():

@@ -8,7 +8,7 @@ manifest says. So what is trained or measured here again, which replaces the fil
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -31,8 +31,7 @@ from retable.platform.plan.plan import (
 )
 from retable.platform.report.write import read_request, request_of, request_slug
 from retable.platform.spec import task as tasks
-from retable.platform.spec.extras import Missing
-from retable.platform.spec.task import Task, find_table, table_at
+from retable.platform.spec.task import Task, find_loadable, find_table, table_at
 from retable.platform.store import lease, provenance
 from retable.platform.store.bundle import HEAVY, Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
 from retable.platform.store.cache import gc_paused
@@ -169,25 +168,17 @@ def requests(
 ) -> dict[str, dict[str, Any]]:
     """Return the requests that are packed, by file name."""
     if not tables:
-        kept = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
+        every = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
         kept = {
             file: request
-            for file, request in kept.items()
+            for file, request in every.items()
             if request["scale"] == scale and (not changes or request["set"] == changes)
         }
         if kept or changes:
             return kept
-    every = tables or [f"{name}/{table}" for name in tasks.names() for table in _tables_at(name, scale)]
-    return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes) for name in every)}
-
-
-def _tables_at(name: str, scale: str) -> Iterator[str]:
-    """Yield the tables of a task that can be loaded and has the scale."""
-    try:
-        task = tasks.find(name)
-    except (ImportError, Missing):
-        return
-    yield from task.tables() if scale in task.scales() else ()
+        loadable = [task for task in map(find_loadable, tasks.names()) if task and scale in task.scales()]
+        tables = [f"{task.name}/{table}" for task in loadable for table in task.tables()]
+    return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes) for name in tables)}
 
 
 def plan_of(request: Mapping[str, Any], storage: Storage) -> Plan:
@@ -326,8 +317,7 @@ class Packer:
     def _add_combinations(self, plan: Plan) -> None:
         for combining in plan.combinings:
             if plan.whole(combining) and combining.scores(self.storage) is not None:
-                new = self._file(combining.path, partial(self._stripped, combining.path))
-                self.result.combinations += new
+                self.result.combinations += self._file(combining.path, partial(self._stripped, combining.path))
                 reads = combining.task.reads(combining.view)
                 self._add_shards(combining.members[0], reads, output_folder(combining, self.storage), "summary.npz")
 
@@ -399,7 +389,7 @@ class Taker:
         for task_name, run in dict.fromkeys((member.task, member.run) for member in self.bundle.members if member.run):
             files = about.get(run, {})
             folder = RunFolder(self.storage, task_name, run)
-            task = _task(task_name)
+            task = find_loadable(task_name)
             if task is None or "config" not in files or not self._ours(task, run, files["config"]):
                 self.result.other_version.append(run)
                 continue
@@ -478,11 +468,3 @@ def finish(pending: list[Future[None]]) -> None:
 def _config(task: Task, record: Mapping[str, Any]) -> Any:
     """Return the config in a run's `config.json`."""
     return override(task.config(), record["config"])
-
-
-def _task(name: str) -> Task | None:
-    """Return a task; None of one that is not here, or does not load."""
-    try:
-        return tasks.find(name) if name in tasks.names() else None
-    except ImportError:
-        return None

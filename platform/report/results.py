@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -195,15 +195,19 @@ class FilledTable:
         """Whether this scale leaves out all of its rows."""
         return not self.filled and not any(row.planned for row in self.rows)
 
+    @cached_property
+    def by_label(self) -> Mapping[tuple[str, str], Cell]:
+        """The cells by their row's label and their column's header."""
+        pairs = ((row, column, cell) for row in self.rows for column, cell in zip(self.columns, row.cells, strict=True))
+        return {(row.label, column.header): cell for row, column, cell in pairs}
+
     def cell(self, label: str, header: str) -> Cell:
         """Return a cell by its row and column.
 
         Raises:
             KeyError: if there is no such row or column.
         """
-        cells = {row.label: row.cells for row in self.rows}
-        place = {column.header: place for place, column in enumerate(self.columns)}
-        return cells[label][place[header]]
+        return self.by_label[label, header]
 
     def frame(self) -> pd.DataFrame:
         """Return the table as a data frame: a line for each cell; of a figure, a line for each replicate."""
@@ -414,19 +418,18 @@ def _full(task: Task, name: str) -> dict[str, float]:
 def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]:
     """Return the facts about each run behind a number, each once."""
     states = {}
-    for replicate in (each for rows in results.replicates.values() for each in rows):
-        for config in [replicate.config] if replicate.config is not None else []:
-            folder = RunFolder.of(plan.storage, task, config)
-            if folder.fingerprint not in states and folder.folder.exists("provenance.json"):
-                result = folder.result() or {}
-                states[folder.fingerprint] = {
-                    "task": task.name,
-                    "usage": {key: result[key] for key in USAGE if isinstance(result.get(key), (int, float))},
-                    "curves": notebook.curves(folder.history())[:1],
-                    "command": train_line(task, config),
-                    "config": flatten(config),
-                    "provenance": folder.folder.read_record("provenance.json", {}),
-                }
+    for config in (each.config for rows in results.replicates.values() for each in rows if each.config is not None):
+        folder = RunFolder.of(plan.storage, task, config)
+        if folder.fingerprint not in states and folder.folder.exists("provenance.json"):
+            result = folder.result() or {}
+            states[folder.fingerprint] = {
+                "task": task.name,
+                "usage": {key: result[key] for key in USAGE if isinstance(result.get(key), (int, float))},
+                "curves": notebook.curves(folder.history())[:1],
+                "command": train_line(task, config),
+                "config": flatten(config),
+                "provenance": folder.provenance(),
+            }
     return states
 
 

@@ -21,7 +21,7 @@ from retable.platform.plan.plan import Plan, compile_plan
 from retable.platform.report.html import in_order, render
 from retable.platform.report.render import latex, markdown
 from retable.platform.report.results import FilledTable, fill, gather, slug, slug_of
-from retable.platform.spec.table import Figure, Results, Table
+from retable.platform.spec.table import Figure, Table
 from retable.platform.spec.task import Task, find_table, folder, table_at
 from retable.platform.store.cache import Snapshot
 from retable.platform.store.provenance import processor_name
@@ -65,7 +65,7 @@ def keep_section(
         part = fill(plan, name, results)
         files = {"csv": part.frame().to_csv(index=False).encode()} if part.filled else {}
         if isinstance(table, Figure):
-            files |= drawing(table, results) if part.filled else {}
+            files |= pictures(lambda: table.draw(results)) if part.filled else {}
             part = replace(part, drawn="png" in files)
         else:
             files["tex"] = latex(part).encode()
@@ -210,13 +210,8 @@ DARK: Any = STYLE | {
 """The same for a page in the dark."""
 
 
-def drawing(figure: Figure, results: Results) -> dict[str, bytes]:
-    """Draw a figure: `png` and `svg`, and `dark.png` for a page in the dark; nothing where no axis would hold data."""
-    return pictures(lambda: figure.draw(results))
-
-
 def pictures(draw: Callable[[], Any]) -> dict[str, bytes]:
-    """Return a figure's files: `png` and `svg`, and `dark.png` for a page in dark colours."""
+    """Return a figure's files: `png` and `svg`, and `dark.png` for a page in dark colours; none if it has no data."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from retable.platform.config import UnknownField, override, override_lineage
 from retable.platform.errors import UserError, nearest
@@ -296,8 +296,15 @@ def find(name: str) -> Task:
     if name not in names():
         raise UserError(f"no task {name!r}{nearest(name, names())}")
     extras.check(name)
-    task: Task = importlib.import_module(f"retable.tasks.{name}").TASK
-    return task
+    return cast(Task, importlib.import_module(f"retable.tasks.{name}").TASK)
+
+
+def find_loadable(name: str) -> Task | None:
+    """Return a task by name; None where there is none of that name, or what it needs is not installed."""
+    try:
+        return find(name) if name in names() else None
+    except ImportError:
+        return None
 
 
 def find_table(name: str) -> tuple[Task, Table | Figure]:
@@ -378,19 +385,11 @@ def _check_fields(task: Task, changes: Mapping[str, object]) -> None:
     except UnknownField as error:
         ours = task.config.__dataclass_fields__
         absent = [name for name in (path.partition(".")[0] for path in config) if name not in ours]
-        having = [name for name in names() if absent and absent[0] in _fields(name)]
+        others = [other for other in map(find_loadable, names()) if other] if absent else []
+        having = [other.name for other in others if absent[0] in other.config.__dataclass_fields__]
         if not having:
             raise
         raise UserError(f"unknown field {absent[0]!r} of {task.name}: only {', '.join(having)} has it") from error
-
-
-def _fields(name: str) -> Mapping[str, object]:
-    """Return the fields of a task's config; none of one that cannot be had."""
-    try:
-        fields: Mapping[str, object] = find(name).config.__dataclass_fields__
-    except ImportError:
-        return {}
-    return fields
 
 
 def scaled(table: AnyTable, scale: Scale) -> AnyTable:
