@@ -18,11 +18,17 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from retable.platform.errors import UserError, nearest
 
 C = TypeVar("C")
+OwnConfig: TypeAlias = Any
+"""A config of the task's own class; the platform knows of it what `Config` says."""
+OwnView: TypeAlias = Any
+"""A view of the task's own class; the platform knows of it what `View` says."""
+Fields: TypeAlias = dict[str, Any]
+"""Path of a field -> its value."""
 
 CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 """How fingerprints are written: made once, as there are many."""
@@ -203,18 +209,22 @@ def field_types(config: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 
 
-@functools.cache
-def choice_name(option: type) -> str:
+def choice_name(option: Any) -> str:
     """Return the name that selects a choice: the class's name in snake case, `SmallDense` -> `small_dense`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", option.__name__).lower()
+    return _snake_case(option.__name__)
 
 
-def flatten(config: object) -> dict[str, Any]:
+@functools.cache
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def flatten(config: object) -> Fields:
     """Return every field as path -> value; overriding the defaults with them gives the config back.
 
     A choice appears twice: its name at its own path, and its fields below.
     """
-    flat: dict[str, object] = {}
+    flat: Fields = {}
     kind: object = type(config)
     for name, is_choice in _field_kinds(kind):
         value = getattr(config, name)
@@ -235,12 +245,12 @@ def _field_kinds(config: object) -> list[tuple[str, bool]]:
     return [(name, typing.get_origin(hint) in unions) for name, hint in field_types(config).items()]
 
 
-def differences(config: object, default: object) -> dict[str, Any]:
+def differences(config: object, default: object) -> Fields:
     """Return the paths at which `config` differs from `default`: the shortest `--set` list that gives it.
 
     Where the choice itself differs, its fields are compared with that choice's own defaults.
     """
-    different: dict[str, Any] = {}
+    different: Fields = {}
     kind: Any = type(config)
     for name in field_types(kind):
         value, other = getattr(config, name), getattr(default, name)
@@ -336,7 +346,7 @@ def fingerprint(task: str, version: int, config: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def exact_changes(config: object) -> dict[str, Any]:
+def exact_changes(config: object) -> Fields:
     """Return the `--set` list that gives exactly this config, with the parent as it is (`override_lineage`)."""
     kind: Any = type(config)
     changes = differences(config, kind())

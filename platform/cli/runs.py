@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,9 +48,12 @@ def plain(text: object) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print plain data as JSON; numbers that JSON has no word for become null."""
-    text = json.dumps(value, indent=2, default=str)
-    typer.echo(redact(text))
+    """Print dataclasses and plain data as JSON."""
+    typer.echo(redact(json.dumps(value, indent=2, default=_as_json)))
+
+
+def _as_json(value: object) -> object:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def grid(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> Grid:
@@ -128,7 +132,7 @@ def runs(
         every = list_runs(Storage.open(storage), task, report)
     selected = select(every, parse_set(where or [], "--where"), state or (), sort)
     if as_json:
-        print_json([run.as_json() for run in selected])
+        print_json(selected)
         return
     shown = selected[:limit] if limit else selected
     base = usual(every)
@@ -183,7 +187,7 @@ def pack(
         resume=resume,
     )
     if as_json:
-        print_json(packed.as_json())
+        print_json(packed)
         return
     for line in packed.lines():
         console.print(plain(line), markup=False)
@@ -201,7 +205,7 @@ def unpack(
     """
     unpacked = retable.unpack(bundle, storage=storage)
     if as_json:
-        print_json(unpacked.as_json())
+        print_json(unpacked)
         return
     for line in unpacked.lines():
         console.print(plain(line), markup=False)
@@ -229,7 +233,7 @@ def verify(
     """
     checked = retable.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
     if as_json:
-        print_json([each.as_json() for each in checked])
+        print_json(checked)
     else:
         for each in checked:
             console.print(plain(each.line()), markup=False)
@@ -394,11 +398,11 @@ def diff(first: RunName, second: RunName, storage: Where = "results", as_json: J
         console.print("they differ in nothing")
 
 
-def gap(first: Any, second: Any) -> str:
+def gap(first: object, second: object) -> str:
     """Return the difference of two numbers, in words; nothing of other values."""
-    if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in (first, second)):
+    if isinstance(first, bool) or isinstance(second, bool):
         return ""
-    return f"{second - first:+.4g}"
+    return f"{second - first:+.4g}" if isinstance(first, (int, float)) and isinstance(second, (int, float)) else ""
 
 
 @app.command()
@@ -424,7 +428,7 @@ def gc(
         raise UserError(f"{where}: there is nothing here")
     unreferenced, notes = find_unreferenced(where, older_than)
     if as_json:
-        print_json({"delete": delete, "found": [each.as_json() for each in unreferenced], "notes": notes})
+        print_json({"delete": delete, "found": unreferenced, "notes": notes})
     else:
         for note in notes:
             errors.print(plain(note), markup=False)

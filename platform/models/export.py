@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retable.platform.config import flatten
 from retable.platform.console import console
@@ -17,7 +17,7 @@ from retable.platform.errors import UserError
 from retable.platform.models import contract
 from retable.platform.spec.task import config_at
 from retable.platform.store.run import contiguous
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ DEFAULT_SCALE = "smoke"
 """What `retable train`, `sweep` and `reproduce` run at where they name none."""
 
 
-def about(run: TrainedRun, epoch: int = 0, **more: object) -> dict[str, Any]:
+def about(run: TrainedRun, epoch: int = 0, **more: object) -> Record:
     """Return the metadata of a run's exported file: flat, and all of it JSON.
 
     Args:
@@ -117,7 +117,7 @@ def sealed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     return len(header).to_bytes(8, "little") + header + data[end:]
 
 
-def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> dict[str, Any]:
+def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> Record:
     """Return the JSON object that a file's metadata hold under a key.
 
     Raises:

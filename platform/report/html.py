@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from retable.platform.commit import code_root
 from retable.platform.errors import redact
@@ -22,8 +22,11 @@ from retable.platform.report import render as forms
 from retable.platform.report.results import FilledClaim, FilledRow, FilledTable, slug_of, source_line
 from retable.platform.spec import task as tasks
 from retable.platform.spec.claims import NOT_JUDGED, UNTESTED, Status
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more, clock
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 PAPERS = ("weather", "style", "audio", "rl")
 """In this order; tasks of others come after them."""
@@ -152,7 +155,7 @@ def rank(scale: str) -> int:
 def in_order(parts: Sequence[FilledTable]) -> list[FilledTable]:
     """Return sections by paper; the paper's own tables and figures, `table1` and `figure2`, before ours."""
 
-    def key(part: FilledTable) -> tuple[Any, ...]:
+    def key(part: FilledTable) -> tuple[object, ...]:
         task, _, name = part.name.partition("/")
         own = re.fullmatch(r"(table|figure)(\d+)", name)
         paper = PAPERS.index(task) if task in PAPERS else len(PAPERS)
@@ -179,7 +182,7 @@ def papers_of(parts: Sequence[FilledTable]) -> list[Paper]:
     return [Paper(name, [part for part in parts if part.name.startswith(f"{name}/")]) for name in names]
 
 
-def bars(part: FilledTable) -> list[dict[str, Any]]:
+def bars(part: FilledTable) -> list[dict[str, object]]:
     """Return the largest numbers of a table's first column, as shares of the largest, and those published of them.
 
     Published numbers of other data or another setting are left out.
@@ -252,12 +255,12 @@ def total(papers: Sequence[Paper]) -> Mapping[Status, int]:
     return {status: found[status] for status in forms.ORDER if found[status]}
 
 
-def runs_of(parts: Sequence[FilledTable]) -> dict[str, Any]:
+def runs_of(parts: Sequence[FilledTable]) -> dict[str, Record]:
     """Return every run behind a number, by fingerprint."""
     return {name: run for part in parts for name, run in part.runs.items()}
 
 
-def details(parts: Sequence[FilledTable]) -> dict[str, Any]:
+def details(parts: Sequence[FilledTable]) -> dict[str, object]:
     """Return what a click on a number shows, of every row and every run."""
     return {
         "rows": {slug_of(part): [_row_details(row) for row in part.rows] for part in parts},
@@ -265,7 +268,7 @@ def details(parts: Sequence[FilledTable]) -> dict[str, Any]:
     }
 
 
-def _row_details(row: FilledRow) -> list[dict[str, Any]]:
+def _row_details(row: FilledRow) -> list[dict[str, object]]:
     """Return the panel contents behind a row's numbers."""
     return [
         {
@@ -375,7 +378,7 @@ FOLDER = code_root() / "platform" / "report" / "templates"
 
 
 @cache
-def environment() -> Any:
+def environment() -> Environment:
     """Return the Jinja environment of the pages; all text is escaped."""
     from jinja2 import Environment, FileSystemLoader
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from retable.platform.config import fingerprint, override
+from retable.platform.config import OwnConfig, OwnView, fingerprint, override
 from retable.platform.errors import UserError, clean
 from retable.platform.execute.ensembles import output_folder
 from retable.platform.execute.scoring import shards_of, weights_digest
@@ -29,15 +28,15 @@ from retable.platform.plan.plan import (
     task_reads,
     timings_at,
 )
-from retable.platform.report.write import read_request, request_of, request_slug
+from retable.platform.report.write import Request, read_request, request_of, request_slug, table_of
 from retable.platform.spec import task as tasks
-from retable.platform.spec.task import Task, find_loadable, find_table, table_at
+from retable.platform.spec.task import Task, find_loadable
 from retable.platform.store import lease, provenance
 from retable.platform.store.bundle import HEAVY, Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
 from retable.platform.store.cache import gc_paused
 from retable.platform.store.records import Malformed, check_content
 from retable.platform.store.run import SHARDS, RunFolder, weights_path
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more
 
 Reader = Callable[[], bytes]
@@ -65,10 +64,6 @@ class Packed:
     left: list[str] = field(default_factory=list)
     """Runs that were left out, as they are of other data than those that are here."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {**asdict(self), "file": str(self.file)}
-
     def lines(self) -> list[str]:
         """Return what was packed, and what was not, in words."""
         counts = {"unfinished runs": self.unfinished, "combinations": self.combinations}
@@ -87,7 +82,7 @@ class Unpacked:
     """The contents taken from a bundle, and those left out."""
 
     id: str
-    about: Mapping[str, Any] = field(repr=False)
+    about: Record = field(repr=False)
     """The manifest without its list of members."""
     runs: list[str] = field(default_factory=list)
     """Finished runs that were taken, by fingerprint."""
@@ -101,10 +96,6 @@ class Unpacked:
     """Runs that were taken, and do not count: the dataset here has another digest."""
     other_version: list[str] = field(default_factory=list)
     """Runs that were not taken: of another version of their task, or of a task that is not here."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """Return what was taken, and what was not, in words."""
@@ -163,9 +154,7 @@ def pack(
     return packer.result
 
 
-def requests(
-    tables: Sequence[str], scale: str, changes: Mapping[str, object], storage: Storage
-) -> dict[str, dict[str, Any]]:
+def requests(tables: Sequence[str], scale: str, changes: Mapping[str, object], storage: Storage) -> dict[str, Request]:
     """Return the requests that are packed, by file name."""
     if not tables:
         every = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
@@ -181,11 +170,10 @@ def requests(
     return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes) for name in tables)}
 
 
-def plan_of(request: Mapping[str, Any], storage: Storage) -> Plan:
+def plan_of(request: Request, storage: Storage) -> Plan:
     """Compile the table that a request names."""
-    name, scale, changes, rows = request["table"], request["scale"], request["set"], request.get("rows", ())
-    task, table = find_table(name)
-    return compile_plan({name: (task, table_at(task, table, scale, changes, rows))}, storage, scale, changes, rows)
+    tables = {request["table"]: table_of(request)}
+    return compile_plan(tables, storage, request["scale"], request["set"], request.get("rows", ()))
 
 
 @dataclass
@@ -198,11 +186,11 @@ class Packer:
     resume: bool
     files: dict[str, Reader] = field(default_factory=dict)
     """Path on the storage -> reads what is packed of it."""
-    requests: list[Mapping[str, Any]] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    data: dict[str, Record] = field(default_factory=dict)
     """Folder of a dataset -> what its `dataset.json` says."""
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """Return what the manifest says besides its members."""
         made = provenance.collect()
         names = ("host", "device", "system", "commit", "dirty", "versions")
@@ -214,13 +202,13 @@ class Packer:
         """Return the files, those of a kind together: they are alike, so that they compress well."""
         kinds: list[str] = ["request", "config", "provenance", "log", "scores", "shards"]
 
-        def key(path: str) -> tuple[Any, ...]:
+        def key(path: str) -> tuple[object, ...]:
             kind = kind_of(path) or ""
             return kind in LAST, kinds.index(kind) if kind in kinds else len(kinds), kind, path
 
         return {path: partial(self._checked, path) for path in sorted(self.files, key=key)}
 
-    def add(self, name: str, request: Mapping[str, Any]) -> None:
+    def add(self, name: str, request: Request) -> None:
         """Add what fills one table; nothing of a table that has no run at all."""
         plan = plan_of(request, self.storage)
         before = len(self.files)
@@ -300,7 +288,7 @@ class Packer:
             place = scoring.folder.artifacts(view, weights_digest(scoring.folder, view))
             self._add_shards(scoring, [view], place, "summary.npz")
 
-    def _add_shards(self, scoring: Scoring, views: Sequence[Any], place: Storage, name: str) -> None:
+    def _add_shards(self, scoring: Scoring, views: Sequence[OwnView], place: Storage, name: str) -> None:
         """Add a file of each shard, and their list, if all are there."""
         path = place.root[len(self.storage.root) + 1 :]
         if f"{path}/{SHARDS}" in self.files and name == "summary.npz":
@@ -354,7 +342,7 @@ def unpack(file: Path, storage: Storage) -> Unpacked:
     Raises:
         UserError: if the file is damaged or no bundle, or the storage cannot be written.
     """
-    about: dict[str, dict[str, object]] = {}
+    about: dict[str, dict[str, Record]] = {}
 
     def check(member: Member, data: bytes) -> None:
         try:
@@ -384,7 +372,7 @@ class Taker:
     added: set[tuple[str, str]] = field(default_factory=set)
     """Those that came in a bundle before: what they lack is added."""
 
-    def choose(self, about: Mapping[str, Mapping[str, Any]]) -> None:
+    def choose(self, about: Mapping[str, Mapping[str, Record]]) -> None:
         """Decide which runs are taken. `about`: fingerprint -> `config` and `result`, as the bundle has them."""
         for task_name, run in dict.fromkeys((member.task, member.run) for member in self.bundle.members if member.run):
             files = about.get(run, {})
@@ -406,7 +394,7 @@ class Taker:
             if "result" in files and digest not in (None, files["result"]["data"]):
                 self.result.other_data.append(run)
 
-    def _ours(self, task: Task, run: str, result: Mapping[str, object]) -> bool:
+    def _ours(self, task: Task, run: str, result: Record) -> bool:
         """Return whether a config is of this version of its task, and the one that its run is named by."""
         try:
             config = _config(task, result)
@@ -465,6 +453,6 @@ def finish(pending: list[Future[None]]) -> None:
     pending.clear()
 
 
-def _config(task: Task, record: Mapping[str, Any]) -> Any:
+def _config(task: Task, record: Record) -> OwnConfig:
     """Return the config in a run's `config.json`."""
     return override(task.config(), record["config"])

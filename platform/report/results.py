@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from retable.platform.plan.plan import Combining, Plan, combinings, read_timing,
 from retable.platform.report import comparable, notebook
 from retable.platform.spec.claims import Status
 from retable.platform.spec.table import (
+    AnyRow,
     Column,
     Combined,
     Measurement,
@@ -38,6 +39,7 @@ from retable.platform.spec.table import (
 )
 from retable.platform.spec.task import KeyNumber, Task, find_scale
 from retable.platform.store.run import RunFolder, sha256
+from retable.platform.store.storage import Record
 from retable.platform.text import and_more
 
 if TYPE_CHECKING:
@@ -167,7 +169,7 @@ class FilledTable:
     """What the published setting takes: `trainings`, and `core_seconds`, roughly."""
     chosen: tuple[str, ...] = ()
     """Labels or patterns of the rows that the user chose; none: all. Other rows are not among `rows`."""
-    runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    runs: Mapping[str, Record] = field(default_factory=dict)
     """Fingerprint -> `task`, `command`, `config`, `provenance`, `usage`, `curves` of each run behind a number."""
 
     @property
@@ -215,7 +217,7 @@ class FilledTable:
 
         return pd.DataFrame([*(self._replicate_lines() if self.figure else self._cell_lines())])
 
-    def _cell_lines(self) -> Iterator[dict[str, Any]]:
+    def _cell_lines(self) -> Iterator[dict[str, object]]:
         for row in self.rows:
             for column, cell in zip(self.columns, row.cells, strict=True):
                 used = [r for r, value in zip(row.replicates, cell.values, strict=True) if value is not None]
@@ -235,7 +237,7 @@ class FilledTable:
                     "sources": " ".join(source_line(replicate.origin) for replicate in used),
                 }
 
-    def _replicate_lines(self) -> Iterator[dict[str, Any]]:
+    def _replicate_lines(self) -> Iterator[dict[str, object]]:
         for row in self.rows:
             for replicate in row.replicates:
                 origin = {"scale": self.scale, "source": source_line(replicate.origin), "diverged": replicate.diverged}
@@ -247,12 +249,12 @@ class FilledTable:
     def _repr_html_(self) -> str:
         return notebook.table_html(self)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Record:
         """Return it as plain values, which `of_json` reads."""
         return dataclasses.asdict(self)
 
     @staticmethod
-    def of_json(values: Mapping[str, Any]) -> FilledTable:
+    def of_json(values: Record) -> FilledTable:
         """Return a table from its `as_json`."""
         fields = dict(values)
         fields["columns"] = tuple(FilledColumn(**column) for column in fields["columns"])
@@ -264,7 +266,7 @@ class FilledTable:
         return FilledTable(**fields)
 
 
-def _row_of(values: Mapping[str, Any]) -> FilledRow:
+def _row_of(values: Record) -> FilledRow:
     replicates = tuple(
         FilledReplicate(**{**each, "origin": _origin_of(each["origin"]), "commands": tuple(each["commands"])})
         for each in values["replicates"]
@@ -273,7 +275,7 @@ def _row_of(values: Mapping[str, Any]) -> FilledRow:
     return FilledRow(values["label"], values["absent"], replicates, cells, values.get("planned", 0))
 
 
-def _origin_of(values: Mapping[str, Any]) -> Origin:
+def _origin_of(values: Record) -> Origin:
     return Origin(**{**values, "members": tuple(map(_origin_of, values["members"]))})
 
 
@@ -336,7 +338,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
 
 
 def _fill_row(
-    plan: Plan, name: str, row: Any, columns: Sequence[Column], results: Results, as_published: bool
+    plan: Plan, name: str, row: AnyRow, columns: Sequence[Column], results: Results, as_published: bool
 ) -> FilledRow:
     """Return a row's replicates and cells; diverged replicates are listed, in no cell."""
     of_row = [*results.select(row), *results.diverged(row)]
@@ -415,7 +417,7 @@ def _full(task: Task, name: str) -> dict[str, float]:
     return {"trainings": len(configs), "core_seconds": sum(map(task.cost, configs.values()))}
 
 
-def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]:
+def _runs(plan: Plan, task: Task, results: Results) -> dict[str, Record]:
     """Return the facts about each run behind a number, each once."""
     states = {}
     for config in (each.config for rows in results.replicates.values() for each in rows if each.config is not None):
@@ -433,7 +435,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]
     return states
 
 
-def adopted(task: Task, results: Results, runs: Mapping[str, Mapping[str, Any]]) -> str:
+def adopted(task: Task, results: Results, runs: Mapping[str, Record]) -> str:
     """Return which rows show weights that others trained, in words; empty if none does."""
     others = {digits for digits, run in runs.items() if "adopted" in run["provenance"]}
     if not others:
@@ -454,7 +456,7 @@ def train_line(task: Task, config: Config, epoch: int = 0) -> str:
     return " ".join(word for word in words if word)
 
 
-def commands(plan: Plan, name: str, row: Any, replicate: Replicate) -> tuple[str, ...]:
+def commands(plan: Plan, name: str, row: AnyRow, replicate: Replicate) -> tuple[str, ...]:
     """Return the command lines that make one replicate: `train`, `score` for a view, `reproduce` for a combined row."""
     task, _ = plan.tables[name]
     words = f"retable reproduce {name} --rows {shlex.quote(row.label)} --scale {plan.scale} {set_line(plan.changes)}"

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from retable.platform.config import Config, View, differences, override, override_lineage
+from retable.platform.config import Config, Fields, OwnConfig, OwnView, View, differences, override, override_lineage
 from retable.platform.errors import UserError
 from retable.platform.spec.claims import LEAST, NOT_JUDGED, UNTESTED, Verdict
 from retable.platform.text import and_more
@@ -71,7 +72,7 @@ class Member(Protocol):
         """The row's label."""
 
     @property
-    def view(self) -> Any:
+    def view(self) -> OwnView:
         """How the row reads its run."""
 
     @property
@@ -223,9 +224,9 @@ class Replicate:
 
     label: str
     axes: Mapping[str, object]
-    config: Any
+    config: OwnConfig
     """The task's own class."""
-    view: Any | None
+    view: OwnView | None
     """The task's own class, with its epoch resolved; None where the training's own metrics are read."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """At the view's epoch."""
@@ -293,7 +294,7 @@ class Results:
         """Return a row's replicates whose training diverged: they are in no number. Raises KeyError as `select`."""
         return self._diverged[_label(row)]
 
-    def values(self, row: AnyRow | str, metric: str, **axes: object) -> np.ndarray[Any, Any]:
+    def values(self, row: AnyRow | str, metric: str, **axes: object) -> npt.NDArray[np.float64]:
         """Return a metric over the selected replicates that have it, shape (replicates,)."""
         chosen = self.select(row, **axes)
         return np.array([r.metrics[metric] for r in chosen if r.metrics.get(metric) is not None], float)
@@ -482,7 +483,7 @@ def drop_missing_members(row: Combined, rows: Sequence[AnyRow]) -> Combined:
     return dataclasses.replace(row, of=members or row.of, absent=absent)
 
 
-def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: Any) -> list[Replicate]:
+def expand(table: AnyTable, row: Row | Measurement, default: OwnConfig, default_view: OwnView) -> list[Replicate]:
     """Return every replicate of a row, not yet run. An axis that the row itself sets is not replicated."""
     if row.overrides is None:
         return []
@@ -494,7 +495,7 @@ def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: 
     scaled = {} if isinstance(row, Measurement) else table.overrides
     user, user_view = split_view(table.changes)
     base = override_lineage(override(default, row.overrides), scaled)
-    views: dict[Any, Any] = {}
+    views: dict[object, OwnView] = {}
     fixed = {path: value for path, value in row.overrides.items() if path in table.over}
     fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
     expanded = []
@@ -519,7 +520,7 @@ def split_view(changes: Mapping[str, object]) -> tuple[dict[str, object], dict[s
     return config, view
 
 
-def view_changes(default: View, config: Config, view: View) -> dict[str, Any]:
+def view_changes(default: View, config: Config, view: View) -> Fields:
     """Return a view as differences from the default; the last epoch is the default."""
     changes = differences(view, default)
     return {path: value for path, value in changes.items() if (path, value) != ("epoch", config.epochs)}

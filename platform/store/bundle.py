@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.store.run import safe, sha256
+from retable.platform.store.storage import Record
 
 FORMAT = 1
 MANIFEST = "bundle.json"
@@ -100,7 +101,7 @@ class Bundle:
     file: Path
     id: str
     """SHA-256 of the file."""
-    about: Mapping[str, Any]
+    about: Record
     """The manifest without its list of members."""
     members: tuple[Member, ...] = field(repr=False)
 
@@ -231,7 +232,7 @@ def _whole(file: Path, stream: Stream, member: Member) -> bytes:
     return content
 
 
-def _manifest(file: Path, stream: Stream) -> tuple[dict[str, Any], tuple[Member, ...]]:
+def _manifest(file: Path, stream: Stream) -> tuple[Record, tuple[Member, ...]]:
     header = stream.header()
     if header is None or header[0] != MANIFEST or header[1] > MANIFEST_SIZE:
         raise UserError(f"{file}: no bundle of retable; `retable runs pack` writes one")

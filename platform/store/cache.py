@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar, cast
 
 from pyarrow import fs
 
@@ -18,10 +18,11 @@ from retable.platform.errors import disk_errors
 from retable.platform.store.index import Index, place, unpack
 from retable.platform.store.patience import patient
 
+T = TypeVar("T")
 LISTED = ("runs", "combinations", "measurements", "tables")
 """Folders that are listed whole, in one go; of others each path is asked for by itself."""
 
-Stamp = list[Any] | None
+Stamp = list[int] | list[str] | None
 """What was found at a path: size and time of a file, the names in a folder; None where nothing is there."""
 
 
@@ -36,7 +37,7 @@ class Snapshot:
     works: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     """Path of a folder of three parts, such as a run's -> path in there of each file -> its size and time."""
     listed: set[str] = field(default_factory=set)
-    values: dict[Any, Any] = field(default_factory=dict)
+    values: dict[object, object] = field(default_factory=dict)
     """What was read, and what was made of it."""
     touched: dict[str, Stamp] = field(default_factory=dict)
     """Every path that was asked for, and what was there: while none of them changes, nor does what was made of them."""
@@ -62,13 +63,13 @@ class Snapshot:
         content = self.stamp(path) or []
         return [name for name in content if isinstance(name, str)]
 
-    def memoize(self, key: object, make: Callable[[], object]) -> Any:
+    def memoize(self, key: object, make: Callable[[], T]) -> T:
         """Return `make()`, which is called the first time only."""
         if key not in self.values:
             self.values[key] = make()
-        return self.values[key]
+        return cast(T, self.values[key])
 
-    def read_indexed(self, path: str, make: Callable[[], object]) -> Any:
+    def read_indexed(self, path: str, make: Callable[[], T | None]) -> T | None:
         """Return `make()`, a summary of a finished run's file: from the index if that has this version of the file.
 
         Args:
@@ -78,7 +79,7 @@ class Snapshot:
         stamp = self.stamp(path)
         _, task, run, inner = path.split("/", 3)
         index = self.index(task)
-        value = index.kept(run, inner, stamp)
+        value: T | None = index.kept(run, inner, stamp)
         if value is None and stamp is not None:
             parsed_key = ("json", path)
             before = parsed_key in self.values

@@ -10,10 +10,10 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from io import BytesIO
-from typing import Any
 
 from retable.platform.store.bundle import ARRAYS, HEAVY, Member
 from retable.platform.store.run import epoch_row, is_shards
+from retable.platform.store.storage import Record
 
 LARGEST = 1 << 63
 """Whole numbers that are larger are no measurement, and overflow where they are shown."""
@@ -104,7 +104,7 @@ def _provenance(record: Mapping[str, object]) -> None:
         raise Malformed("the entry 'data' is no dataset's")
 
 
-def _result(record: Mapping[str, Any]) -> None:
+def _result(record: Record) -> None:
     _numbers({"seconds": record["seconds"], "attempts": record.get("attempts", 1)}, "metrics")
     _numbers(record.get("used", {}), "used")
     if not isinstance(record.get("diverged", ""), str):
@@ -120,7 +120,7 @@ def _measurement(record: Mapping[str, object]) -> None:
     _provenance(made)
 
 
-CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
+CHECKS: Mapping[str, Callable[[Record], None]] = {
     "provenance": _provenance,
     "result": _result,
     "measurement": _measurement,
