@@ -91,10 +91,6 @@ def override(config: C, changes: Mapping[str, object], prefix: str = "") -> C:
         UserError: on an unknown path (naming the nearest valid one), a value of the wrong type, or values that do not
             go together.
     """
-    return _changed(config, changes, prefix)
-
-
-def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
     kind: object = type(config)
     hints = field_types(kind)
     own: dict[str, object] = {}
@@ -114,7 +110,7 @@ def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
         if not dataclasses.is_dataclass(chosen):
             dotted = f"{prefix}{name}.{next(iter(below))}"
             raise UserError(f"unknown field {dotted!r}: {prefix + name!r} has no fields of its own")
-        own[name] = _changed(chosen, below, f"{prefix}{name}.")
+        own[name] = override(chosen, below, f"{prefix}{name}.")
     try:
         return dataclasses.replace(config, **own)  # type: ignore[type-var]
     except ValueError as error:

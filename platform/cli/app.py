@@ -202,16 +202,16 @@ def list_all(as_json: runs.Json = False) -> None:
         if "missing" in entry:
             console.print(f"[bold]{name}[/]  [dim]{escape(entry['missing'])}[/]")
             continue
-        console.print(f"[bold]{name}[/]  {escape(entry['about'])}")
-        for table, title in entry["tables"].items():
-            console.print(f"  {name}/{table}  [dim]{escape(title)}[/]")
-        for scale, about in entry["scales"].items():
-            console.print(f"  --scale {scale}  [dim]{escape(about)}[/]")
-    console.print("[bold]scales[/]")
-    for scale, promise in tasks.SCALES.items():
-        console.print(f"  {scale}  [dim]{promise}[/]")
-    console.print("[bold]search spaces[/]")
-    for name, about in listing["spaces"].items():
+        tables = {f"{name}/{table}": title for table, title in entry["tables"].items()}
+        scales = {f"--scale {scale}": about for scale, about in entry["scales"].items()}
+        _print_entries(f"[bold]{name}[/]  {escape(entry['about'])}", tables | scales)
+    _print_entries("[bold]scales[/]", tasks.SCALES)
+    _print_entries("[bold]search spaces[/]", listing["spaces"])
+
+
+def _print_entries(title: str, entries: Mapping[str, str]) -> None:
+    console.print(title)
+    for name, about in entries.items():
         console.print(f"  {name}  [dim]{escape(about)}[/]")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from retable.platform.commit import code_root
 from retable.platform.spec import task as tasks
-from retable.platform.spec.extras import Missing, check
+from retable.platform.spec.extras import Missing, missing
 from retable.platform.spec.space import find_space, spaces
 
 CACHE = "XDG_CACHE_HOME"
@@ -97,13 +97,8 @@ def stamp() -> str:
     import retable.search_spaces
     import retable.tasks
 
-    check_all = []
-    for name in tasks.names():
-        try:
-            check(name)
-        except Missing as error:
-            check_all.append(str(error))
+    lacking = {name: missing(name) for name in tasks.names()}
     places = [code_root() / "platform", *map(Path, [*retable.tasks.__path__, *retable.search_spaces.__path__])]
     files = [file for place in places for file in sorted(place.rglob("*.py"))]
     stamps = [[str(file), (about := file.stat()).st_size, about.st_mtime_ns] for file in files]
-    return hashlib.sha256(json.dumps([sys.prefix, check_all, stamps]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([sys.prefix, lacking, stamps]).encode()).hexdigest()[:16]

@@ -102,15 +102,12 @@ def report_tables(where: Storage) -> list[FilledTable]:
 def changes(after: Sequence[FilledTable], before: Sequence[FilledTable]) -> Comparison:
     """Compare two reports: tables of one name, scale and `--set` options, by the labels of rows and columns."""
     new, old = ({slug_of(part): part for part in parts} for parts in (after, before))
-    cells, turns, same = [], [], 0
-    for slug in (each for each in new if each in old):
-        for change in _cells(new[slug], old[slug]):
-            if change.before == change.after:
-                same += 1
-            else:
-                cells.append(change)
-        turns += list(_turns(new[slug], old[slug]))
-    return Comparison(cells, turns, same, sorted(old.keys() - new), sorted(new.keys() - old))
+    both = [(new[slug], old[slug]) for slug in new if slug in old]
+    every = [cell for pair in both for cell in _cells(*pair)]
+    changed = [cell for cell in every if cell.before != cell.after]
+    turns = [turn for pair in both for turn in _turns(*pair)]
+    same = len(every) - len(changed)
+    return Comparison(changed, turns, same, sorted(old.keys() - new), sorted(new.keys() - old))
 
 
 def _cells(after: FilledTable, before: FilledTable) -> Iterator[Change]:

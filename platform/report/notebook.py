@@ -322,10 +322,6 @@ def _template() -> Any:
     return environment.get_template("notebook.html.j2").module
 
 
-LOOKS: Sequence[tuple[type, Callable[[Any], str], Callable[[Any], str]]] = (
-    (Plan, _plan_text, _plan_html),
-    (SweepResult, _sweep_text, _sweep_html),
-)
-for _kind, _text, _html in LOOKS:
+for _kind, _text, _html in ((Plan, _plan_text, _plan_html), (SweepResult, _sweep_text, _sweep_html)):
     setattr(_kind, "__repr__", _text)  # noqa: B010 (mypy takes a plain assignment for a mistake)
     setattr(_kind, "_repr_html_", _html)  # noqa: B010

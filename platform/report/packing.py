@@ -263,10 +263,8 @@ class Packer:
             return
         self.result.runs += 1
         self._add_about(training)
-        for key in folder.folder.list("views"):
-            path = f"views/{key}/scores.json"
-            if folder.folder.exists(path):
-                self._file(f"{folder.path}/{path}")
+        for key in folder.scored_views():
+            self._file(f"{folder.path}/views/{key}/scores.json")
         for epoch in result["weights"] if self.weights else ():
             self._add_weights(folder, int(epoch))
 

@@ -290,6 +290,10 @@ class RunFolder:
         check_numbers(f"{self.folder}/{path}", record["metrics"], "remove it and run again")
         return record
 
+    def scored_views(self) -> list[str]:
+        """Return the names of the folders of views that have scores."""
+        return [key for key in self.folder.list("views") if self.folder.exists(f"views/{key}/scores.json")]
+
     def save_scores(self, view: View, weights: str, metrics: Mapping[str, float], seconds: float) -> None:
         """Keep a view's scores."""
         record = {"view": flatten(view), "weights": weights, "metrics": dict(metrics), "seconds": seconds}
