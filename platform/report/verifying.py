@@ -103,10 +103,10 @@ def verify(
 def _sent(unpacked: Storage, run: str) -> Sent:
     name = next(name for name in unpacked.folders("runs") if unpacked.exists(f"runs/{name}/{run}"))
     task, folder = tasks.find(name), RunFolder(unpacked, name, run)
-    records = {
-        key: folder.folder.read_record(f"views/{key}/scores.json", {"view": dict}) for key in folder.scored_views()
-    }
-    views = {key: override(task.view(), record["view"]) for key, record in records.items()}
+    views: dict[str, View] = {}
+    for key in folder.scored_views():
+        record = folder.folder.read_record(f"views/{key}/scores.json", {"view": dict})
+        views[key] = override(task.view(), record["view"])
     return Sent(task, folder, folder.config(task), views)
 
 
