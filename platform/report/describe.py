@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from retable.platform.errors import TRACEBACK, UserError, nearest
+from retable.platform.report.results import slug_of
+from retable.platform.report.write import kept_tables, read_request, request_slug
 from retable.platform.spec.table import Origin
 from retable.platform.store import provenance
 from retable.platform.store.cache import listed
@@ -57,8 +59,6 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
     Raises:
         UserError: where no such row was filled here, or it joins several runs.
     """
-    from retable.platform.report.write import kept_tables
-
     task, _, rest = name.partition("/")
     table, _, label = rest.partition("/")
     tables = [part for part in kept_tables(storage) if part.name == f"{task}/{table}"]
@@ -82,10 +82,7 @@ def tables_of(storage: Storage) -> list[Record]:
 
     A request whose numbers are not there, or were kept by another version, has no `rows`.
     """
-    from retable.platform.report.results import FilledTable, slug_of
-    from retable.platform.report.write import kept_tables, read_request, request_slug
-
-    kept: dict[str, FilledTable] = {slug_of(part): part for part in kept_tables(storage)}
+    kept = {slug_of(part): part for part in kept_tables(storage)}
     tables = []
     for file in storage.list("tables"):
         try:
