@@ -33,7 +33,7 @@ from retable.platform.spec import task as tasks
 from retable.platform.spec.extras import check
 from retable.platform.spec.resources import Resources, summary
 from retable.platform.spec.table import hidden, split_view
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more, clock, plural, seconds_of
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def plan(
 
 def _gpu_rates() -> tuple[str, Mapping[str, float]]:
     """Return the GPU that was measured, and its units a second; none where that was only tried."""
-    measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
+    measured: Record = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
     return ("", {}) if measured["tiny"] else (measured["machine"]["device"], measured["rates"])
 
 
@@ -750,10 +750,9 @@ def mount(words: Sequence[str]) -> None:
     app.add_typer(data_app, name="data")
 
 
-def _catalogued(name: str) -> Mapping[str, Any]:
+def _catalogued(name: str) -> Record:
     """Return what the catalogue has of a task."""
-    found: Mapping[str, object] = catalogue()["tasks"][name]
-    return found
+    return catalogue()["tasks"][name]
 
 
 def stub(group: typer.Typer, found: Mapping[str, str | None]) -> None:

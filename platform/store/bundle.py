@@ -40,9 +40,10 @@ RECORD, ARRAYS, TENSORS = 32 << 20, 512 << 20, 4 << 30
 TOTAL = 16 << 30, 1 << 40
 """Bytes of all files at most: without, and with weights or checkpoints."""
 
-RUN = r"runs/(?P<task>[A-Za-z_]\w*)/(?P<run>[0-9a-f]{16})"
+TASK = r"[A-Za-z_]\w*"
+RUN = rf"runs/{TASK}/[0-9a-f]{{16}}"
 VIEW = rf"{RUN}/views/[^/]+"
-COMBINATION = r"combinations/(?P<task>[A-Za-z_]\w*)/[0-9a-f]{16}"
+COMBINATION = rf"combinations/{TASK}/[0-9a-f]{{16}}"
 SHARD = r"[0-9a-f]{16}/(?:[^/]+/){1,8}"
 KINDS: Mapping[str, tuple[str, int]] = {
     "config": (rf"{RUN}/config\.json", RECORD),
@@ -50,11 +51,11 @@ KINDS: Mapping[str, tuple[str, int]] = {
     "log": (rf"{RUN}/metrics\.jsonl", RECORD),
     "result": (rf"{RUN}/result\.json", RECORD),
     "scores": (rf"{VIEW}/scores\.json", RECORD),
-    "shards": (rf"(?:{VIEW}|{COMBINATION.replace('<task>', '<other>')})/[0-9a-f]{{16}}/shards\.json", RECORD),
+    "shards": (rf"(?:{VIEW}|{COMBINATION})/[0-9a-f]{{16}}/shards\.json", RECORD),
     "combination": (rf"{COMBINATION}/scores\.json", RECORD),
-    "measurement": (r"measurements/(?P<task>[A-Za-z_]\w*)/[^/]+\.json", RECORD),
+    "measurement": (rf"measurements/{TASK}/[^/]+\.json", RECORD),
     "request": (r"tables/[^/]+\.json", 64 << 10),
-    "summary": (rf"(?:{VIEW}|{COMBINATION.replace('<task>', '<other>')})/{SHARD}summary\.npz", ARRAYS),
+    "summary": (rf"(?:{VIEW}|{COMBINATION})/{SHARD}summary\.npz", ARRAYS),
     "predictions": (rf"{VIEW}/{SHARD}predictions\.npz", TENSORS),
     "weights": (rf"{RUN}/weights/epoch-\d{{4,9}}\.safetensors", TENSORS),
     "checkpoint": (rf"{RUN}/checkpoint-\d{{8,12}}/(?:model\.safetensors|state\.pt)", TENSORS),
@@ -79,19 +80,12 @@ class Member:
     @property
     def task(self) -> str:
         """The task whose file it is; empty for a table's request."""
-        groups = self._match.groupdict()
-        return str(groups.get("task") or groups.get("other") or "")
+        return "" if self.kind == "request" else self.path.split("/")[1]
 
     @property
     def run(self) -> str:
         """The run's fingerprint; empty for what belongs to no run."""
-        return str(self._match.groupdict().get("run") or "")
-
-    @property
-    def _match(self) -> re.Match[str]:
-        match = KIND[self.kind].fullmatch(self.path)
-        assert match is not None
-        return match
+        return self.path.split("/")[2] if self.path.startswith("runs/") else ""
 
 
 @dataclass(frozen=True)
