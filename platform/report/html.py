@@ -96,12 +96,12 @@ class Paper:
 
     @staticmethod
     def _rank(part: FilledTable) -> tuple[bool, bool, bool, int]:
-        return not part.shown, part.scale == forms.SMOKE, not part.telling, SCALES.index(scale_of(part))
+        return not part.shown, part.scale == forms.SMOKE, not part.telling, rank(part.scale)
 
     @property
     def scales(self) -> list[str]:
         """The scales at which anything is filled, the largest first."""
-        return sorted({part.scale for part in self.parts if part.filled}, key=lambda scale: rank(scale))
+        return sorted({part.scale for part in self.parts if part.filled}, key=rank)
 
     @property
     def results(self) -> list[FilledTable]:
@@ -140,11 +140,6 @@ def join(parts: Sequence[FilledTable]) -> list[Section]:
     for first, *others in found.values():
         sections += [Section(first, others.pop() if others else None), *map(Section, others)]
     return sections
-
-
-def scale_of(part: FilledTable) -> str:
-    """Return a section's scale, of those that are known."""
-    return part.scale if part.scale in SCALES else SCALES[-1]
 
 
 def rank(scale: str) -> int:

@@ -48,20 +48,26 @@ def stored_key(function: Callable[..., object], name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Row:
-    """One line of a table: its training, its view, and its published numbers."""
+class _Line:
+    """What every line of a table has."""
 
     label: str
+    published: Mapping[str, float] = field(default_factory=dict)
+    """Column header -> the paper's number."""
+    absent: str = ""
+    """Why the row is not run here (at this scale, with these changes); empty where it is."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row(_Line):
+    """One line of a table: its training, its view, and its published numbers."""
+
     overrides: Mapping[str, object] | None = field(default_factory=dict)
     """The config, as differences from the paper's defaults; None where there is only a published value."""
     view: Mapping[str, object] | None = None
     """How to read the run, as differences from the default view; None reads the metrics of the training itself."""
-    published: Mapping[str, float] = field(default_factory=dict)
-    """Column header -> the paper's number."""
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Column header -> metric, where the row reads another one than its column says."""
-    absent: str = ""
-    """Why the row is not run here (at this scale, with these changes); empty where it is."""
 
 
 class Member(Protocol):
@@ -84,27 +90,23 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Combined:
+class Combined(_Line):
     """A line that trains nothing: it joins the predictions of other lines (a vote, a mean, a choice by region)."""
 
-    label: str
     of: tuple[str, ...]
     """Labels of the rows that are joined, replicate by replicate; they have a view."""
     combine: Callable[[str, Sequence[Member]], Predictions]
     """(shard, members) -> the shard's joined predictions; a function of a module, called in an actor."""
     view: Mapping[str, object] = field(default_factory=dict)
     """How the joined predictions are scored, as differences from the first member's view."""
-    published: Mapping[str, float] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     """Labels of rows without which the line says nothing, where a scale leaves out some of those that it joins."""
-    absent: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Measurement:
+class Measurement(_Line):
     """A benchmark row; runs exclusively on one node and is keyed by device type."""
 
-    label: str
     measure: Callable[..., Mapping[str, float]]
     """Config -> metrics; a function of a module, so that a worker can import it."""
     arguments: Mapping[str, object] = field(default_factory=dict)
@@ -112,8 +114,6 @@ class Measurement:
     reads_data: bool = False
     """Whether `measure` also takes the config's data set, as `source`: a `Source`, or None where it is not there."""
     overrides: Mapping[str, object] = field(default_factory=dict)
-    published: Mapping[str, float] = field(default_factory=dict)
-    absent: str = ""
 
 
 AnyRow = Row | Combined | Measurement
