@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -229,6 +229,10 @@ def plan(
     configs: Annotated[
         bool, typer.Option("--configs", help="Also each row: its fields, view, parent, data, cost and runs.")
     ] = False,
+    graph: Annotated[
+        Literal["text", "dot"] | None,
+        typer.Option(help="Print the dependency graph instead: as text, or as DOT for Graphviz."),
+    ] = None,
     as_json: runs.Json = False,
 ) -> None:
     """Print what filling tables takes, without starting anything; with --cluster also nodes, money and time.
@@ -237,14 +241,20 @@ def plan(
 
     Examples: `retable plan rl/figure1 rl/figure2 --scale paper` · `retable plan --scale paper --cluster cluster.yaml`
     · `retable plan rl/figure1 --rows dense --rows 'SNIP 9*' --set view.policy=bc --configs`
+    · `retable plan weather/table1 --graph dot | dot -Tsvg > plan.svg`
     """
     from retable.platform.plan import audit as auditing
     from retable.platform.plan import calibration
     from retable.platform.plan.cluster_spec import read_cluster, read_prices
+    from retable.platform.plan.graph import as_dot, as_text, build
 
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
     work = retable.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)
+    if graph:
+        for line in (as_text if graph == "text" else as_dot)(build(work)):
+            typer.echo(line)
+        return
     audited = auditing.audit(work, known := calibration.learn(work), _gpu_rates()[1]) if configs or as_json else []
     if as_json:
         summary = auditing.summary(work, known, calibration.core_seconds(work, known))

@@ -112,9 +112,9 @@ class DatasetCache:
             self.holder.drop.remote(where)
             del self.entries[where]
 
-    def poll(self) -> bool:
-        """Process completed dataset tasks without blocking; return whether anything changed."""
-        return self._wait(0)
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Process completed dataset tasks; block up to `seconds` for the first one; return whether anything changed."""
+        return self._wait(seconds)
 
     def fetch(self, configs: Mapping[str, tuple[Task, Config]]) -> None:
         """Load datasets, by their folders, and wait for all of them.

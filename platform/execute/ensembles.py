@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from retable.platform.config import Config, View, describe
+from retable.platform.config import Config, View
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import one_line
 from retable.platform.execute.scoring import report_result, shards_of, training_metrics, weights_digest
 from retable.platform.execute.session import possible_resources
-from retable.platform.plan.plan import Combining, Plan, Scoring
+from retable.platform.plan.plan import Combining, Plan, Scoring, name_of_combining
 from retable.platform.spec.task import Source, find
 from retable.platform.store.lease import DEATHS
 from retable.platform.store.run import read_arrays, sha256, write_arrays
@@ -96,20 +96,19 @@ class Ensembler:
         """Folder -> shards still to be joined."""
         self.failures: dict[str, str] = {}
 
-    def start(self, rows: Iterable[Combining]) -> None:
-        """Start combining rows whose members are predicted and scored."""
-        for combining in rows:
-            root = output_folder(combining, self.storage).root
-            self.rows[root] = combining
-            self.board.add()
-            try:
-                pieces = [piece for piece in combination_shards(combining, self.storage) if not piece.done]
-            except Exception as error:
-                pieces, self.failures[root] = [], one_line(error)
-            self.left[root] = len(pieces)
-            self.actors.add(pieces)
-            if not pieces:
-                self._close(root)
+    def start(self, combining: Combining) -> None:
+        """Start combining a row whose members are predicted and scored."""
+        root = output_folder(combining, self.storage).root
+        self.rows[root] = combining
+        self.board.add()
+        try:
+            pieces = [piece for piece in combination_shards(combining, self.storage) if not piece.done]
+        except Exception as error:
+            pieces, self.failures[root] = [], one_line(error)
+        self.left[root] = len(pieces)
+        self.actors.add(pieces)
+        if not pieces:
+            self._close(root)
 
     def poll(self, seconds: float | None = 0) -> None:
         """Process combined shards; block up to `seconds` for the first one (None: without limit)."""
@@ -135,19 +134,13 @@ class Ensembler:
         """Score a row whose shards are all combined, and report it."""
         combining = self.rows[root]
         report_result(
-            self.board, _name_of_combining(combining), self.failures.get(root) or score(combining, self.storage)
+            self.board, name_of_combining(combining), self.failures.get(root) or score(combining, self.storage)
         )
 
 
 def output_folder(combining: Combining, storage: Storage) -> Storage:
     """Return the output folder of a combination, keyed by a hash of its input digests."""
     return storage / f"{combining.place}/{sha256(json.dumps(combining.inputs()).encode())[:16]}"
-
-
-def _name_of_combining(combining: Combining) -> str:
-    """Name one replicate of a combined row: task, label, axes, and the first digits of its folder."""
-    words = [combining.task.name, combining.row.label, describe(combining.axes)]
-    return f"{' '.join(word for word in words if word)} [{combining.place.rsplit('/', 1)[-1][:8]}]"
 
 
 def combination_shards(combining: Combining, storage: Storage) -> list[Shard]:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from retable.platform.config import parent
 from retable.platform.console import ProgressBoard, console
 from retable.platform.execute.callback import FAILURE, LATE, TAKEN, Report, RunProgress, Spec, TrialCallback
 from retable.platform.execute.datasets import DatasetCache
 from retable.platform.execute.post_training import After
 from retable.platform.execute.session import possible_resources
 from retable.platform.execute.trials import Job, Launch, check, concurrent, fit
+from retable.platform.plan.graph import Node, Order, data_key, train_key, train_nodes
 from retable.platform.plan.plan import Plan, Shared, Training, name_of, stacks
 from retable.platform.spec.resources import Requirements, largest
 from retable.platform.store.lease import StaleLeaseWatcher
-from retable.platform.store.run import RunFolder
 from retable.platform.text import plural
 
 if TYPE_CHECKING:
@@ -112,8 +111,8 @@ class Scheduler:
     """Settings that all trainings share; names leave them out."""
     ready: deque[Spec] = field(default_factory=deque)
     """Specs of trials that may start."""
-    blocked: list[Spec] = field(default_factory=list)
-    """Specs of trials whose parents or datasets are missing."""
+    loading: list[Node] = field(default_factory=list)
+    """Datasets that trials wait for."""
     running: int = 0
     """Number of running trials."""
     held_by_others: dict[str, tuple[Spec, StaleLeaseWatcher]] = field(default_factory=dict)
@@ -127,11 +126,15 @@ class Scheduler:
     """Resources of a Train group -> how many such fit the cluster; cleared at each poll."""
 
     def __post_init__(self) -> None:
-        self.open = {training.folder.path for stack in self.stacks for training in stack}
-        for job, stack in enumerate(self.stacks):
-            members = list(range(len(stack)))
-            self.blocked.append({"job": job, "members": members, "dead": [0] * len(members)})
-        self.datasets.reserve(self.where(spec) for spec in self.blocked for _ in spec["members"])
+        trainings = [training for stack in self.stacks for training in stack]
+        self.readers = {data_key(training): training for training in trainings}
+        """Key of a dataset -> any training that reads it."""
+        self.jobs = {train_key(each.folder.path): job for job, stack in enumerate(self.stacks) for each in stack}
+        """Key of a training -> its job."""
+        self.blocked = {job: {train_key(each.folder.path) for each in stack} for job, stack in enumerate(self.stacks)}
+        """Job -> the keys of its members that may not start yet."""
+        self.order = Order(train_nodes(trainings, self.launch.storage, self.shared))
+        self.datasets.reserve(each.task.dataset.where(each.config) for each in trainings)
         self.release_ready()
 
     def trainings(self, spec: Spec) -> list[Training]:
@@ -152,30 +155,39 @@ class Scheduler:
 
     def release_ready(self) -> None:
         """Enqueue the trials whose datasets are loaded and whose parents have ended, successfully or not."""
-        still: list[Spec] = []
-        for spec in self.blocked:
-            members = self.trainings(spec)
-            if any(self.parent_of(training) in self.open for training in members):
-                still.append(spec)
-                continue
-            available = self.datasets.ready(members[0].task, members[0].config)
-            if available:
-                self.enqueue(spec)
-            elif available is None:
-                self.open -= {training.folder.path for training in members}
-            else:
-                still.append(spec)
-        self.blocked = still
+        self._end_loaded()
+        while nodes := self.order.ready():
+            self.loading += [node for node in nodes if node.kind == "data"]
+            self._unblock(node.key for node in nodes if node.kind == "train")
+            self._end_loaded()
+        self._unblock(self.order.failed & self.jobs.keys())
+
+    def _end_loaded(self) -> None:
+        """End the nodes of datasets that are loaded, or that cannot be loaded."""
+        for node in list(self.loading):
+            reader = self.readers[node.key]
+            available = self.datasets.ready(reader.task, reader.config)
+            if available is not False:
+                self.loading.remove(node)
+                self.order.end(node.key, failed=available is None)
+
+    def _unblock(self, keys: Iterable[str]) -> None:
+        """Enqueue the jobs that wait for nothing but these members, without the members that failed."""
+        for key in keys:
+            job = self.jobs[key]
+            waits = self.blocked.get(job, set())
+            waits.discard(key)
+            if job in self.blocked and not waits:
+                del self.blocked[job]
+                paths = enumerate(train_key(training.folder.path) for training in self.stacks[job])
+                members = [member for member, path in paths if path not in self.order.failed]
+                if members:
+                    self.enqueue({"job": job, "members": members, "dead": [0] * len(members)})
 
     def enqueue(self, spec: Spec) -> None:
         """Put a trial into the queue."""
         self.datasets.add_user(self.where(spec))
         self.ready.append(spec)
-
-    def parent_of(self, training: Training) -> str:
-        """Return the path of a training's parent run; empty if it has none."""
-        before = parent(training.config)
-        return RunFolder.of(self.launch.storage, training.task, before).path if before is not None else ""
 
     def next(self) -> Spec | None:
         """Return the spec of the next trial that may start now, or None."""
@@ -194,10 +206,18 @@ class Scheduler:
         self.running += 1
         return self.ready.popleft()
 
+    def wait_for_data(self) -> None:
+        """Wait for datasets while nothing else can start or end: Tune would sleep for a second at a time."""
+        while self.loading and not (self.ready or self.running or self.held_by_others or self.launch.resources.late):
+            if self.datasets.poll(1.0):
+                self.release_ready()
+
     def stop(self) -> None:
         """Drop every trial that has not started."""
-        left = [*self.ready, *self.blocked, *(spec for spec, _ in self.held_by_others.values())]
-        self.not_begun += sum(len(spec["members"]) for spec in left)
+        left = [*self.ready, *(spec for spec, _ in self.held_by_others.values())]
+        self.not_begun += sum(len(spec["members"]) for spec in left) + sum(
+            len(self.stacks[job]) for job in self.blocked
+        )
         for waiting in (self.ready, self.blocked, self.held_by_others):
             waiting.clear()
 
@@ -250,7 +270,7 @@ class Scheduler:
                 self.held_by_others[training.folder.path] = (alone, StaleLeaseWatcher(training.folder))
                 continue
             over += 1
-            self.open.discard(training.folder.path)
+            self.order.end(train_key(training.folder.path))
             if FAILURE not in last and self.after is not None:
                 self.after.submit(training.folder)
         self.datasets.release(self.where(spec), over)
@@ -273,6 +293,7 @@ class Scheduler:
                 return True
 
             def suggest(self, trial_id: str) -> Any:
+                flow.wait_for_data()
                 return self.FINISHED if flow.is_done else flow.next()
 
             def on_trial_complete(self, trial_id: str, result: object = None, error: bool = False) -> None:

@@ -14,7 +14,8 @@ from retable.platform.config import Config, View
 from retable.platform.console import ProgressBoard, errors
 from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
 from retable.platform.execute.session import resource_of
-from retable.platform.plan.plan import Plan, Prediction, Scoring, device_slug, name_of, name_of_view
+from retable.platform.plan.graph import Node, score_key
+from retable.platform.plan.plan import Plan, device_slug, name_of
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.table import Measurement
 from retable.platform.spec.task import Source, Task, find
@@ -32,89 +33,39 @@ class ScoringTasks:
     resources: Resources = field(default_factory=Resources)
     gpus: float = 0.0
     """GPUs that the cluster has or may grow to."""
-    pending: dict[Any, PendingTask] = field(default_factory=dict)
+    pending: dict[Any, Node] = field(default_factory=dict)
     """By Ray task."""
-    submitted: set[str] = field(default_factory=set)
-    """Keys of started predictions and scorings."""
 
     def __post_init__(self) -> None:
         import ray
 
-        self.predictions: dict[str, list[str]] = {}
-        self.scorings: dict[str, list[str]] = {}
-        for key, prediction in self.plan.predictions.items():
-            self.predictions.setdefault(prediction.folder.path, []).append(key)
-        for key, scoring in self.plan.scorings.items():
-            if not scoring.done:
-                self.scorings.setdefault(scoring.folder.path, []).append(key)
-        self.open = {*self.plan.predictions, *(scores_key(key) for keys in self.scorings.values() for key in keys)}
+        self.scorings = {score_key(scoring): scoring for scoring in self.plan.unscored}
         self.board = ProgressBoard("evaluation", 0)
         # Made once: each new one would be pickled, sent to every node and read again there.
         self.predict: Any = ray.remote(max_retries=-1)(predict_one)
         self.score: Any = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(score_one)
 
-    def submit(self, folder: RunFolder) -> None:
-        """Start the predictions of a finished run, and the scoring of the views that read them."""
-        keys = [key for key in self.predictions.get(folder.path, ()) if key not in self.submitted]
-        views = [key for key in self.scorings.get(folder.path, ()) if scores_key(key) not in self.submitted]
-        if not (keys or views) or "diverged" in (folder.result() or {}):
-            return
-        self.submitted.update(keys, map(scores_key, views))
-        started = {key: self._predict(self.plan.predictions[key]) for key in keys}
-        read = set()
-        for key in views:
-            scoring = self.plan.scorings[key]
-            reads = [f"{folder.path}/{view_key(view)}" for view in scoring.task.reads(scoring.view)]
-            read.update(reads)
-            ref = self._score(scoring, [started[each] for each in reads if each in started])
-            self._await(ref, scoring, (scores_key(key), *reads))
-        for key in started.keys() - read:  # only joined, not scored: nobody else waits for them
-            self._await(started[key], self.plan.predictions[key], (key,))
+    def submit(self, node: Node) -> None:
+        """Start the prediction or scoring of a node."""
+        if node.kind == "predict":
+            item = self.plan.predictions[node.key.removeprefix("predict ")]
+            needs = self.resources.needs(item.task, item.config, self.gpus, "predict")
+            predict = self.predict.options(num_cpus=needs.cpus, num_gpus=needs.gpus)
+            ref = predict.remote(item.task.name, item.config, item.view, item.folder, item.joined)
+        else:
+            scoring = self.scorings[node.key]
+            ref = self.score.remote(scoring.task.name, scoring.config, scoring.view, scoring.folder)
+        self.pending[ref] = node
+        self.board.add(node.cost)
 
-    def _predict(self, item: Prediction) -> Any:
-        needs = self.resources.needs(item.task, item.config, self.gpus, "predict")
-        predict = self.predict.options(num_cpus=needs.cpus, num_gpus=needs.gpus)
-        return predict.remote(item.task.name, item.config, item.view, item.folder, item.joined)
-
-    def _score(self, item: Scoring, waits: Sequence[object]) -> Any:
-        return self.score.remote(item.task.name, item.config, item.view, item.folder, *waits)
-
-    def _await(self, ref: object, item: Scoring | Prediction, closes: Sequence[str]) -> None:
-        weight = item.task.view_cost(item.config, item.view)
-        self.pending[ref] = PendingTask(name_of_view(item, self.plan.shared), weight, tuple(closes))
-        self.board.add(weight)
-
-    def submit_finished(self) -> None:
-        """Start the remaining predictions and scorings of finished runs."""
-        items: list[Scoring | Prediction] = [*self.plan.unscored, *self.plan.predictions.values()]
-        for folder in {item.folder.path: item.folder for item in items}.values():
-            if folder.result() is not None:
-                self.submit(folder)
-
-    def finish_task(self, ref: object) -> None:
-        """Report a completed Ray task."""
-        waited = self.pending.pop(ref)
-        if report_result(self.board, waited.name, task_error(ref), waited.weight):
-            self.open.difference_update(waited.closes)
-
-
-@dataclass(frozen=True)
-class PendingTask:
-    """A Ray task in progress."""
-
-    name: str
-    weight: float
-    closes: tuple[str, ...]
-    """Keys that exist once the task has succeeded."""
+    def finish_task(self, ref: object) -> tuple[str, bool]:
+        """Report a completed Ray task; return the key of its node, and whether it succeeded."""
+        node = self.pending.pop(ref)
+        return node.key, report_result(self.board, node.label, task_error(ref), node.cost)
 
 
 WAIT = 30.0
 """Seconds in which an idle node starts a task that reserves all of it."""
-
-
-def scores_key(key: str) -> str:
-    """Return the key of a scoring, distinct from the keys of predictions."""
-    return f"scores {key}"
 
 
 def task_error(ref: Any) -> str | None:
@@ -233,11 +184,8 @@ def shards_of(task: Task, config: Config, reads: Sequence[View], storage: Storag
     return [shard for read in reads for shard in task.shards(config, read, source)]
 
 
-def score_one(task_name: str, config: Config, view: View, folder: RunFolder, *failures: str | None) -> str | None:
-    """Evaluate one view of a finished run from its summaries; return why it (or a prediction) failed, or None."""
-    for failure in failures:
-        if failure:
-            return failure
+def score_one(task_name: str, config: Config, view: View, folder: RunFolder) -> str | None:
+    """Evaluate one view of a finished run from its summaries; return why it failed, or None."""
     task = find(task_name)
     try:
         start = time.perf_counter()
@@ -260,8 +208,10 @@ def failed(folder: RunFolder, view: View, error: Exception) -> str:
 
 def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder) -> str | None:
     """Predict and score one view of a finished run in this process; return why it failed, or None."""
-    failures = [predict_one(task.name, config, read, folder, joined=False) for read in task.reads(view)]
-    return score_one(task.name, config, view, folder, *failures)
+    for read in task.reads(view):
+        if failure := predict_one(task.name, config, read, folder, joined=False):
+            return failure
+    return score_one(task.name, config, view, folder)
 
 
 def score_weights(task: Task, config: Config, view: View, weights: Any, source: Source) -> Mapping[str, float]:

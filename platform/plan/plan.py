@@ -751,6 +751,12 @@ def name_of_view(item: Scoring | Prediction, shared: Shared | None = None) -> st
     return f"{name_of(item, shared)} as {words}" if words else name_of(item, shared)
 
 
+def name_of_combining(combining: Combining) -> str:
+    """Name one replicate of a combined row: task, label, axes, and the first digits of its folder."""
+    words = [combining.task.name, combining.row.label, describe(combining.axes)]
+    return f"{' '.join(word for word in words if word)} [{combining.place.rsplit('/', 1)[-1][:8]}]"
+
+
 def words_of(changes: Mapping[str, object], known: Mapping[str, object]) -> str:
     """Write changes but those that are known, in at most `ROOM` columns."""
     shown = {path: value for path, value in changes.items() if path not in known and path != "init.overrides"}

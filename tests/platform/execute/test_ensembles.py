@@ -57,7 +57,9 @@ class Here:
 def combine_all(plan):
     """Combine every row that lacks its scores; return the failures, row -> line."""
     joiner = Ensembler(plan)
-    joiner.start(row for row in plan.uncombined if len(row.inputs()) == len(row.members))
+    for row in plan.uncombined:
+        if len(row.inputs()) == len(row.members):
+            joiner.start(row)
     return joiner.finish()
 
 
@@ -90,12 +92,12 @@ def test_ray_predicts_scores_and_joins_shard_by_shard(cluster, storage, tmp_path
     after, fast = After(plan), RunFolder.of(storage, TASK, Config())
     after.submit(fast)
     after.submit(fast)
-    assert len(plan.uncombined) == len(after.waiting) == 7
+    assert len(plan.uncombined) == len(after.combinings) == 7
     while not after.joiner.rows:  # the row of this run alone begins before the others' members are there
         after.poll(None)
     assert [row.row.label for row in after.joiner.rows.values()] == ["of one"]
     (failed,) = after.finish().items()
-    assert len(after.scorer.submitted) == len(plan.predictions) + len(plan.unscored) and not after.scorer.open
+    assert after.order.open == after.combinings.keys(), "all predictions and scores"
     assert failed[0].startswith("halves refused [") and failed[1] == "these cannot be joined"
     results = gather(planned(storage, *rows), "halves/t")
     assert results.select("refused") == [] and [c.row.label for c in planned(storage, *rows).uncombined] == ["refused"]

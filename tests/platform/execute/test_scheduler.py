@@ -53,8 +53,9 @@ class Shelf:
     def release(self, where, trainings):
         self.log.append(("back", where, trainings))
 
-    def poll(self):
-        return self.changed
+    def poll(self, seconds=0.0):
+        self.there = self.there or seconds > 0
+        return self.changed or seconds > 0
 
 
 @pytest.fixture
@@ -155,6 +156,13 @@ def test_a_training_begins_once_its_data_are_there(flow):
     where = "line/points"
     begun_and_ended = [("take", where), ("back", where, 1)]
     assert work.is_done and work.datasets.log == [("expect", where, where), *begun_and_ended, *begun_and_ended]
+
+
+def test_tunes_queue_waits_for_data_where_nothing_else_can_happen(flow):
+    """Where it gives nothing, Tune sleeps for a second, and for another after the trial was given."""
+    work, _ = flow({"seed": 0}, there=False)
+    assert work.next() is None
+    assert work.searcher().suggest("a")["members"] == [0]
 
 
 def test_without_data_nothing_of_it_is_trained(flow):
