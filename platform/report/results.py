@@ -506,9 +506,8 @@ def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replic
     result, view = folder.result(), replicate.view
     if result is None or plan.trainings[folder.path].status == "data changed":
         return None
-    filled, came = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", "")), {}
-    if "bundle" in result:
-        came = _came_of(folder)
+    filled = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", ""))
+    came = _came_of(folder) if "bundle" in result else {}
     if view is None:
         return dataclasses.replace(filled, metrics=result["metrics"], origin=Origin(folder.fingerprint, bundle=came))
     weights = result["weights"].get(str(view.epoch), "")
