@@ -8,7 +8,7 @@ Level 11 of 15: it reads; only `verifying` trains.
     `write`     sections kept while their inputs do not change; report, CSV, figures
     `comparable`  where measured minus published may be shown
     `packing`   bundles of what fills tables, packed and taken in; `verifying`: trains a sample of one again
-    `measured`  results that come with the tasks; `summary`: a line a paper of many tables
+    `measured`  results that come with the tasks; `findings`: sentences about them; `summary`: a line a paper
     `diff`      two reports side by side
     `describe`  one run in full, and what two differ in
     `notebook`  what plans, tables, runs and sweeps look like in Jupyter

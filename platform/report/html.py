@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from retable.platform.commit import code_root
 from retable.platform.errors import redact
 from retable.platform.report import render as forms
+from retable.platform.report.findings import findings
 from retable.platform.report.results import FilledClaim, FilledRow, FilledTable, slug_of, source_line
 from retable.platform.spec import task as tasks
 from retable.platform.spec.claims import NOT_JUDGED, UNTESTED, Status
@@ -88,6 +89,11 @@ class Paper:
     def sections(self) -> list[Section]:
         """The parts, those of one table at two scales joined."""
         return join(self.parts)
+
+    @property
+    def anchors(self) -> dict[str, str]:
+        """The anchor of each table on the page."""
+        return {section.part.name: slug_of(section.part) for section in reversed(self.sections)}
 
     @property
     def headline(self) -> FilledTable:
@@ -339,6 +345,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
             counts=forms.counts,
             css=(FOLDER / "report.css").read_text(),
             details=call if single else "",
+            findings=findings,
             fold=FOLD,
             forms=forms,
             glance=glance(parts, papers),

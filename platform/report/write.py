@@ -18,7 +18,8 @@ from retable.platform.commit import code_root
 from retable.platform.console import errors
 from retable.platform.errors import UserError, one_line
 from retable.platform.plan.plan import Plan, compile_plan
-from retable.platform.report.html import in_order, render
+from retable.platform.report.findings import as_text, findings
+from retable.platform.report.html import in_order, papers_of, render
 from retable.platform.report.render import latex, markdown
 from retable.platform.report.results import FilledTable, fill, gather, slug, slug_of
 from retable.platform.spec.table import AnyTable, Figure
@@ -262,7 +263,9 @@ def write_report(
         own = sections(storage, into)
         parts = [*own, *shipped_sections(storage, into, own)]
     parts = in_order(parts)
-    into.write("report.md", "# retable report\n\n" + "\n".join(markdown(part) for part in parts))
+    papers = [paper.name for paper in papers_of(parts) if "small" in paper.scales and findings(paper.name)]
+    found = [f"**{name}**, found at small: {as_text(findings(name))}\n" for name in papers]
+    into.write("report.md", "# retable report\n\n" + "\n".join([*found, *map(markdown, parts)]))
     page, details = render(parts, str(storage), into, single)
     into.write("index.html", page)
     if not single:

@@ -70,8 +70,8 @@ def speed(size: int, alexnet: float, vgg: float, network: float, low: float, hig
 
 
 COLUMNS = [
-    Column(header="Version 1 AlexNet, s", metric="alexnet_seconds", format=".3g"),
-    Column(header="Version 1 VGG-19, s", metric="vgg_seconds", format=".3g"),
+    Column(header="Version 1 AlexNet, s", metric="alexnet_seconds", format=".4g"),
+    Column(header="Version 1 VGG-19, s", metric="vgg_seconds", format=".4g"),
     Column(header="Version 2, s", metric="network_seconds", format=".3g"),
     Column(header="Speed-up over AlexNet", metric="speedup_alexnet", format=".0f"),
     Column(header="Speed-up over VGG-19", metric="speedup_vgg", format=".0f"),
