@@ -342,7 +342,7 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
         raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
     rows = []
     for each in filled_tables:
-        filled = f"{each['filled']}/{each['rows'] - each['absent']}" if "rows" in each else Text("none", "yellow")
+        filled = f"{each['filled']}/{each['rows'] - each['absent']}" if "filled" in each else Text("none", "yellow")
         claims = ", ".join(f"{count} {status}" for status, count in each.get("claims", {}).items())
         changes = f"changed: {describe(each['set'])}" if each["set"] else ""
         about = each["why"] or "; ".join(text for text in (changes, claims) if text)

@@ -80,7 +80,7 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
 def tables_of(storage: Storage) -> list[Record]:
     """Return, as plain data, each table that was asked for on a storage: its scale, changes, and what of it is filled.
 
-    A request whose numbers are not there, or were kept by another version, has no `rows`.
+    A request whose numbers are not there, or were kept by another version, has no `filled`.
     """
     kept = {slug_of(part): part for part in kept_tables(storage)}
     tables = []
