@@ -118,7 +118,7 @@ def write_index(where: str) -> None:
     for run in taken.names("runs/rl"):
         files = taken.below(f"runs/rl/{run}")
         note = {path: [*files[path], kept[name]] for path in files if (name := path.rsplit("/", 1)[-1]) in kept}
-        taken.indexes.of("rl").note(run, note, 0, sum(size for size, _ in files.values()))
+        taken.index("rl").note(run, note, 0, sum(size for size, _ in files.values()))
     taken.keep_index(storage.write)
 
 

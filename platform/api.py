@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retable.platform.config import changes_of
 from retable.platform.errors import UserError as UserError
 from retable.platform.execute.run import execute
-from retable.platform.execute.session import (
-    interruptible,
-)
+from retable.platform.execute.session import interruptible
+from retable.platform.execute.sweep import run_sweep
+from retable.platform.execute.sweep_result import SweepResult
 from retable.platform.plan.plan import Plan, compile_configs, compile_plan
+from retable.platform.report import measured, packing, verifying, write
 from retable.platform.report.notebook import Runs, Tables
+from retable.platform.report.render import SMOKE
+from retable.platform.report.results import FilledTable
 from retable.platform.spec.resources import Resources as Resources
 from retable.platform.spec.space import Space as Space
 from retable.platform.spec.table import Figure, Table, hidden
@@ -24,12 +27,6 @@ from retable.platform.store.storage import Storage
 from retable.platform.trained import STORAGE
 from retable.platform.trained import TrainedRun as TrainedRun
 from retable.platform.trained import load as load
-
-if TYPE_CHECKING:
-    from retable.platform.execute.sweep_result import SweepResult
-    from retable.platform.report.packing import Packed, Unpacked
-    from retable.platform.report.results import FilledTable
-    from retable.platform.report.verifying import Checked
 
 Set = Mapping[str, object] | Sequence[str] | None
 """Changes to a config: field path -> value, or what `--set` takes: `["prune=snip", "prune.sparsity=0.9"]`."""
@@ -139,31 +136,25 @@ def complete(
 
     Nothing is returned where something is, or may be: `plan` says what. No task is imported, so it takes no time.
     """
-    from retable.platform.report import write as report
-
     if not tables or not all("/" in str(name) for name in tables):
         return {}
     where = Storage.open(storage)
-    filled = report.complete(tables, scale, changes_of(set), patterns_of(rows), where)
+    filled = write.complete(tables, scale, changes_of(set), patterns_of(rows), where)
     if filled:
-        report.write_report(where)
+        write.write_report(where)
     return filled
 
 
 def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable], dict[str, str]]:
     """Carry out a plan of tables, fill them and write the report; return the filled tables, and the failures."""
-    from retable.platform.report.measured import SCALE, take_in
-    from retable.platform.report.render import SMOKE
-    from retable.platform.report.write import fill_and_keep, write_report
-
     failures = {}
     work.measure_on = resources.measure_on
     if not work.nothing_to_do:
         failures = execute(work, resources)
-    filled = fill_and_keep(work)
-    if work.scale not in (SMOKE, SCALE) and not work.changes and not work.rows:
-        take_in(filled, work.storage)
-    write_report(work.storage)
+    filled = write.fill_and_keep(work)
+    if work.scale not in (SMOKE, measured.SCALE) and not work.changes and not work.rows:
+        measured.take_in(filled, work.storage)
+    write.write_report(work.storage)
     return filled, failures
 
 
@@ -222,8 +213,6 @@ def sweep(
     Raises:
         UserError: on a mistake of the user's.
     """
-    from retable.platform.execute.sweep import run_sweep
-
     with interruptible():
         return run_sweep(space, changes_of(set), scale, Storage.open(storage), resources or Resources(), samples, name)
 
@@ -260,7 +249,7 @@ def pack(
     storage: Where = STORAGE,
     weights: bool = False,
     resume: bool = False,
-) -> Packed:
+) -> packing.Packed:
     """Pack the finished runs, combinations and measurements that fill tables into one file, without weights.
 
     Args:
@@ -275,20 +264,16 @@ def pack(
     Raises:
         UserError: on an unknown table or scale, a damaged file, or where there is nothing to pack.
     """
-    from retable.platform.report import packing
-
     names = expand_names(tables) if tables else ()
     return packing.pack(names, scale, changes_of(set), Storage.open(storage), Path(out), weights, resume)
 
 
-def unpack(bundle: str | Path, storage: Where = STORAGE) -> Unpacked:
+def unpack(bundle: str | Path, storage: Where = STORAGE) -> packing.Unpacked:
     """Unpack a bundle into a storage; return what was taken, and what was not. Existing runs are kept.
 
     Raises:
         UserError: if the file is damaged or no bundle; nothing was written then.
     """
-    from retable.platform.report import packing
-
     return packing.unpack(Path(bundle), Storage.open(storage))
 
 
@@ -300,7 +285,7 @@ def verify(
     keep: Where = "",
     storage: Where = STORAGE,
     resources: Resources | None = None,
-) -> list[Checked]:
+) -> list[verifying.Checked]:
     """Train a random sample of a bundle's runs again, and compare their metrics and scores; return it run by run.
 
     Args:
@@ -315,8 +300,6 @@ def verify(
     Raises:
         UserError: if the file is damaged or no bundle, or a training fails.
     """
-    from retable.platform.report import verifying
-
     into = Storage.open(keep) if keep else None
     given = resources or Resources()
     return verifying.verify(Path(bundle), Storage.open(storage), into, sample, seed, tolerance, given)
@@ -351,14 +334,12 @@ def write_report(
     storage: Storage, output: str | Path | None, tables: Sequence[str], *, single: bool = False, **request: Any
 ) -> Storage:
     """Write a report and return its folder; `single`: as one file. Arguments and errors are those of `report`."""
-    from retable.platform.report.write import fill_and_keep, write_report
-
     into = Storage.open(output) if output else storage / "report"
     if tables:
-        filled = fill_and_keep(plan(*tables, **request, storage=storage, train=False), into)
-        return write_report(storage, into, single, list(filled.values()))
+        filled = write.fill_and_keep(plan(*tables, **request, storage=storage, train=False), into)
+        return write.write_report(storage, into, single, list(filled.values()))
     if request.get("set") or request.get("rows"):
         raise UserError("--set and --rows choose from tables; name some, such as rl/figure1")
     if not storage.list("tables"):
         raise UserError(f"{storage}: no tables have been reproduced here; retable.reproduce(...) fills some")
-    return write_report(storage, into, single)
+    return write.write_report(storage, into, single)

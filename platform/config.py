@@ -18,11 +18,17 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from retable.platform.errors import UserError, nearest
 
 C = TypeVar("C")
+OwnConfig: TypeAlias = Any
+"""A config of the task's own class; the platform knows of it what `Config` says."""
+OwnView: TypeAlias = Any
+"""A view of the task's own class; the platform knows of it what `View` says."""
+Fields: TypeAlias = dict[str, Any]
+"""Path of a field -> its value."""
 
 CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 """How fingerprints are written: made once, as there are many."""
@@ -85,10 +91,6 @@ def override(config: C, changes: Mapping[str, object], prefix: str = "") -> C:
         UserError: on an unknown path (naming the nearest valid one), a value of the wrong type, or values that do not
             go together.
     """
-    return _changed(config, changes, prefix)
-
-
-def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
     kind: object = type(config)
     hints = field_types(kind)
     own: dict[str, object] = {}
@@ -108,7 +110,7 @@ def _changed(config: C, changes: Mapping[str, object], prefix: str) -> C:
         if not dataclasses.is_dataclass(chosen):
             dotted = f"{prefix}{name}.{next(iter(below))}"
             raise UserError(f"unknown field {dotted!r}: {prefix + name!r} has no fields of its own")
-        own[name] = _changed(chosen, below, f"{prefix}{name}.")
+        own[name] = override(chosen, below, f"{prefix}{name}.")
     try:
         return dataclasses.replace(config, **own)  # type: ignore[type-var]
     except ValueError as error:
@@ -192,8 +194,8 @@ def _meant(value: object, options: tuple[object, ...]) -> str:
 
 
 def _article(name: str) -> str:
-    words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
-    return words[name] if name == "bool" else f"a {words.get(name, name)}".replace("a text", "text")
+    words = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
+    return words.get(name, f"a {name}")
 
 
 @functools.cache
@@ -213,12 +215,12 @@ def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def flatten(config: object) -> dict[str, Any]:
+def flatten(config: object) -> Fields:
     """Return every field as path -> value; overriding the defaults with them gives the config back.
 
     A choice appears twice: its name at its own path, and its fields below.
     """
-    flat: dict[str, object] = {}
+    flat: Fields = {}
     kind: object = type(config)
     for name, is_choice in _field_kinds(kind):
         value = getattr(config, name)
@@ -239,12 +241,12 @@ def _field_kinds(config: object) -> list[tuple[str, bool]]:
     return [(name, typing.get_origin(hint) in unions) for name, hint in field_types(config).items()]
 
 
-def differences(config: object, default: object) -> dict[str, Any]:
+def differences(config: object, default: object) -> Fields:
     """Return the paths at which `config` differs from `default`: the shortest `--set` list that gives it.
 
     Where the choice itself differs, its fields are compared with that choice's own defaults.
     """
-    different: dict[str, Any] = {}
+    different: Fields = {}
     kind: Any = type(config)
     for name in field_types(kind):
         value, other = getattr(config, name), getattr(default, name)
@@ -340,7 +342,7 @@ def fingerprint(task: str, version: int, config: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def exact_changes(config: object) -> dict[str, Any]:
+def exact_changes(config: object) -> Fields:
     """Return the `--set` list that gives exactly this config, with the parent as it is (`override_lineage`)."""
     kind: Any = type(config)
     changes = differences(config, kind())

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from retable.platform.config import changes_of, exact_changes, fingerprint, override, set_line
+from retable.platform.config import OwnConfig, OwnView, changes_of, exact_changes, fingerprint, override, set_line
 from retable.platform.console import errors
 from retable.platform.errors import UserError
 from retable.platform.execute.scoring import predict_and_score
@@ -19,7 +19,7 @@ from retable.platform.report.notebook import History
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import Source, Task, find
 from retable.platform.store.run import RunFolder
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class TrainedRun:
 
     task: Task
     folder: RunFolder
-    config: Any
+    config: OwnConfig
     """The task's own class."""
 
     @property
@@ -42,7 +42,7 @@ class TrainedRun:
         return self.folder.fingerprint
 
     @cached_property
-    def result(self) -> Mapping[str, Any]:
+    def result(self) -> Record:
         """`result.json`: the last metrics, seconds, the digest of the data.
 
         Raises:
@@ -95,7 +95,7 @@ class TrainedRun:
         """
         if self.diverged:
             raise UserError(f"run {self.fingerprint} diverged: {self.diverged}")
-        seen: Any = resolve(override(self.task.view(), changes_of(view)), self.config)
+        seen: OwnView = resolve(override(self.task.view(), changes_of(view)), self.config)
         weights = self.result["weights"].get(str(seen.epoch), "")
         if self.folder.scores(seen, weights) is None:
             failure = predict_and_score(self.task, self.config, seen, self.folder)

@@ -22,15 +22,19 @@ from rich.text import Text
 
 import retable
 from retable.platform.cli import jobs, runs
+from retable.platform.cli.catalogue import catalogue
 from retable.platform.cli.filled import FEW, print_section, print_summary, say
+from retable.platform.cli.runs import Where
 from retable.platform.commit import code_root
 from retable.platform.config import parse_set, set_line
 from retable.platform.console import console, errors, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.spec import task as tasks
 from retable.platform.spec.extras import check
-from retable.platform.spec.resources import Resources
-from retable.platform.text import clock, seconds_of
+from retable.platform.spec.resources import Resources, summary
+from retable.platform.spec.table import hidden, split_view
+from retable.platform.store.storage import Record, Storage
+from retable.platform.text import and_more, clock, plural, seconds_of
 
 if TYPE_CHECKING:
     from retable.platform.execute.sweep_result import SweepResult
@@ -66,10 +70,6 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="Change a config fi
 Rows = Annotated[
     list[str] | None,
     typer.Option("--rows", metavar="LABEL", help="Run only rows with this label; `*` stands for any text. Repeatable."),
-]
-Where = Annotated[
-    str,
-    typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
 Workers = Annotated[
     int | None,
@@ -194,8 +194,6 @@ def list_all(as_json: runs.Json = False) -> None:
 
     Example: `retable list --json`
     """
-    from retable.platform.cli.catalogue import catalogue
-
     listing = catalogue()
     if as_json:
         print(json.dumps({**listing, "scales": tasks.SCALES}, indent=2))
@@ -204,16 +202,16 @@ def list_all(as_json: runs.Json = False) -> None:
         if "missing" in entry:
             console.print(f"[bold]{name}[/]  [dim]{escape(entry['missing'])}[/]")
             continue
-        console.print(f"[bold]{name}[/]  {escape(entry['about'])}")
-        for table, title in entry["tables"].items():
-            console.print(f"  {name}/{table}  [dim]{escape(title)}[/]")
-        for scale, about in entry["scales"].items():
-            console.print(f"  --scale {scale}  [dim]{escape(about)}[/]")
-    console.print("[bold]scales[/]")
-    for scale, promise in tasks.SCALES.items():
-        console.print(f"  {scale}  [dim]{promise}[/]")
-    console.print("[bold]search spaces[/]")
-    for name, about in listing["spaces"].items():
+        tables = {f"{name}/{table}": title for table, title in entry["tables"].items()}
+        scales = {f"--scale {scale}": about for scale, about in entry["scales"].items()}
+        _print_entries(f"[bold]{name}[/]  {escape(entry['about'])}", tables | scales)
+    _print_entries("[bold]scales[/]", tasks.SCALES)
+    _print_entries("[bold]search spaces[/]", listing["spaces"])
+
+
+def _print_entries(title: str, entries: Mapping[str, str]) -> None:
+    console.print(title)
+    for name, about in entries.items():
         console.print(f"  {name}  [dim]{escape(about)}[/]")
 
 
@@ -245,7 +243,6 @@ def plan(
     · `retable plan rl/figure1 --rows dense --rows 'SNIP 9*' --set view.policy=bc --configs`
     · `retable plan weather/table1 --graph dot | dot -Tsvg > plan.svg`
     """
-    from retable.platform import api
     from retable.platform.plan import audit as auditing
     from retable.platform.plan import calibration
     from retable.platform.plan.cluster_spec import read_cluster, read_prices
@@ -253,7 +250,7 @@ def plan(
 
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
-    work = api.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)
+    work = retable.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)
     if graph:
         for line in (as_text if graph == "text" else as_dot)(build(work)):
             typer.echo(line)
@@ -272,7 +269,7 @@ def plan(
 
 def _gpu_rates() -> tuple[str, Mapping[str, float]]:
     """Return the GPU that was measured, and its units a second; none where that was only tried."""
-    measured: dict[str, Any] = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
+    measured: Record = json.loads(GPU.read_text()) if GPU.exists() else {"tiny": True}
     return ("", {}) if measured["tiny"] else (measured["machine"]["device"], measured["rates"])
 
 
@@ -297,28 +294,21 @@ def print_plan(work: Plan, wanted: Resources | None = None) -> None:
     """Print a plan's counts and cost, and the resources of its trainings (`wanted`: the user's overrides)."""
     from retable.platform.plan import calibration
     from retable.platform.plan.plan import left_out
-    from retable.platform.spec.resources import summary
-    from retable.platform.spec.table import hidden
-    from retable.platform.text import and_more
 
     rows = sum(not hidden(row) for _, table in work.tables.values() for row in table.rows)
     cells = sum(len(replicates) for rows in work.replicates.values() for replicates in rows.values())
     grid = Grid(box=None, show_header=False, padding=(0, 2))
-    states: dict[str, int] = {}
-    for training in work.trainings.values():
-        states[training.status] = states.get(training.status, 0) + 1
+    states = Counter(training.status for training in work.trainings.values())
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     chosen = f" (--rows {' '.join(map(shlex.quote, work.rows))})" if work.rows else ""
     grid.add_row("tables", f"{len(work.tables)} with {rows} rows, {cells} replicates{chosen}")
     grid.add_row("unique trainings", f"{len(work.trainings)} ({shown})" if shown else "0")
     waves = len({training.wave for training in work.missing})
     grid.add_row("groups to train", f"{len(work.groups)} stackable, in {waves} wave{'s' if waves != 1 else ''}")
-    for number, line in enumerate(summary(work, wanted)):
-        grid.add_row("" if number else "a training takes", line)
-    for number, line in enumerate(sent_notes(work)):
-        grid.add_row("" if number else "from a bundle", line)
-    for number, line in enumerate(work.data_notes()):
-        grid.add_row("" if number else "data", line)
+    remarks = {"a training takes": summary(work, wanted), "from a bundle": sent_notes(work), "data": work.data_notes()}
+    for title, lines in remarks.items():
+        for number, line in enumerate(lines):
+            grid.add_row("" if number else title, line)
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
     grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
     known = calibration.learn(work)
@@ -340,9 +330,6 @@ def print_plan(work: Plan, wanted: Resources | None = None) -> None:
 
 def _print_absent(work: Plan) -> None:
     """Print which rows a plan's scale leaves out, and why; of many tables, how many rows."""
-    from retable.platform.spec.table import hidden
-    from retable.platform.text import and_more, plural
-
     absent: dict[tuple[str, str], list[str]] = {}
     for name, (_, table) in work.tables.items():
         for row in table.rows:
@@ -359,7 +346,6 @@ def _print_absent(work: Plan) -> None:
 def sent_notes(work: Plan) -> list[str]:
     """Return how many runs of a plan came in a bundle, and which of them are to be trained again."""
     from retable.platform.plan.plan import name_of
-    from retable.platform.text import and_more
 
     sent = [each for each in work.trainings.values() if each.folder.bundle()]
     again = [name_of(each, work.shared) for each in sent if each.status == "weights not sent"]
@@ -414,7 +400,6 @@ def _fill_tables(
         UserError: where runs failed.
     """
     from retable.platform import api
-    from retable.platform.store.storage import Storage
 
     failures: dict[str, str] = {}
     filled = {} if retry_diverged else api.complete(*names, **request)
@@ -450,9 +435,7 @@ def train(
 
     Example: `retable train rl --set prune=snip --set prune.sparsity=0.9 --workers 2`
     """
-    from retable.platform import api
-
-    run = api.train(
+    run = retable.train(
         task,
         parse_set(set or []),
         scale=scale,
@@ -486,16 +469,14 @@ def score(
     Examples: `retable score latest --set split=validation --set epoch=3` · `retable score rl/figure1 --scale small
     --rows 'SNIP 9*' --set view.policy=bc`
     """
-    from retable.platform import api
-
     changes = parse_set(set or [])
     if run.count("/") == 1:
         request = {"scale": scale, "set": changes, "rows": rows or (), "storage": storage}
-        _fill_tables([run], request, api.Resources(), train=False)
+        _fill_tables([run], request, Resources(), train=False)
         return
     if rows:
         raise UserError(f"--rows chooses rows of a table, and {run!r} is a run; leave it out")
-    loaded = api.load(run, storage)
+    loaded = retable.load(run, storage)
     for name, value in loaded.score(changes).items():
         console.print(f"  {name}  {value:.6g}")
 
@@ -516,12 +497,11 @@ def sweep(
 
     Examples: `retable sweep rl --set environment=Hopper` · `retable sweep --space my.py`
     """
-    from retable.platform import api
     from retable.platform.spec.space import load_space
 
     if (name is None) == (space is None):
         raise UserError("name one search space (`retable list` shows them), or a file of your own: --space my.py")
-    result = api.sweep(
+    result = retable.sweep(
         load_space(space) if space else name or "",
         set=parse_set(set or []),
         scale=scale,
@@ -561,8 +541,6 @@ def _print_sweep(result: SweepResult) -> None:
 
 def _point_line(overrides: Mapping[str, object]) -> str:
     """Write a point of a sweep: its config as --set options, and the fields of its view where it has some."""
-    from retable.platform.spec.table import split_view
-
     config, view = split_view(overrides)
     seen = [f"view: {', '.join(f'{path}={value}' for path, value in view.items())}"] if view else []
     return "  ".join([*([set_line(config)] if config else []), *seen])
@@ -592,7 +570,6 @@ def report(
     """
     from retable.platform import api
     from retable.platform.report.diff import changes, report_tables, write_comparison
-    from retable.platform.store.storage import Storage
 
     other = report_tables(Storage.open(compare)) if compare else []
     request = {"scale": scale, "set": parse_set(set or []), "rows": rows or ()}
@@ -679,7 +656,6 @@ def predict(
     *.npy --model HalfCheetah-snip-95 --out actions`
     """
     from retable.platform.models import predict as batch
-    from retable.platform.store.storage import Storage
 
     with progress_bar(f"{task}: answering") as report:
         made, failures = batch.predict(task, inputs, out, model, parse_set(set or []), Storage.open(storage), report)
@@ -784,12 +760,9 @@ def mount(words: Sequence[str]) -> None:
     app.add_typer(data_app, name="data")
 
 
-def _catalogued(name: str) -> Mapping[str, Any]:
+def _catalogued(name: str) -> Record:
     """Return what the catalogue has of a task."""
-    from retable.platform.cli.catalogue import catalogue
-
-    found: Mapping[str, object] = catalogue()["tasks"][name]
-    return found
+    return catalogue()["tasks"][name]
 
 
 def stub(group: typer.Typer, found: Mapping[str, str | None]) -> None:

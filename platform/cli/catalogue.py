@@ -11,31 +11,41 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from retable.platform.commit import code_root
 from retable.platform.spec import task as tasks
-from retable.platform.spec.extras import Missing, check
+from retable.platform.spec.extras import Missing, missing
 from retable.platform.spec.space import find_space, spaces
+from retable.platform.store.storage import Record
 
 CACHE = "XDG_CACHE_HOME"
 """Name of the variable that says where a user's caches lie; else `~/.cache`."""
 
 
-def catalogue() -> Mapping[str, Any]:
-    """Return plain data: `tasks` (name -> about, tables, scales, help, commands, data) and `spaces` (name -> about).
+class Catalogue(TypedDict):
+    """What there is, as plain data."""
+
+    tasks: dict[str, Record]
+    """Name -> `about`, `tables`, `scales`, `help`, `commands`, `data`.
 
     A task whose packages are not installed has only `missing`, the line that says what to install.
     """
+    spaces: dict[str, str]
+    """Name -> what is searched."""
+
+
+def catalogue() -> Catalogue:
+    """Return what there is: from the user's cache, if no code has changed since."""
     folder = os.environ.get(CACHE) or os.path.expanduser("~/.cache")
     path = Path(folder, "retable", f"{stamp()}.json")
     with suppress(OSError, ValueError):
         kept = json.loads(path.read_text())
         if isinstance(kept, dict) and kept.keys() == {"tasks", "spaces"}:
-            return kept
+            return cast(Catalogue, kept)
     if sys.stderr.isatty():
         print("reading the tasks (until their code changes, only now)", file=sys.stderr)
     found = read()
@@ -49,20 +59,20 @@ def catalogue() -> Mapping[str, Any]:
     return found
 
 
-def read() -> dict[str, Any]:
+def read() -> Catalogue:
     """Import every task and search space, and return their descriptions."""
     found = {name: _task_entry(name) for name in tasks.names()}
     whole = [name for name in spaces() if "missing" not in found.get(name.partition("_")[0], {})]
     return {"tasks": found, "spaces": {name: find_space(name).about for name in whole}}
 
 
-def _task_entry(name: str) -> dict[str, Any]:
+def _task_entry(name: str) -> Record:
     """Return the description of one task."""
     try:
         task = tasks.find(name)
     except Missing as error:
         return {"missing": str(error)}
-    found: dict[str, object] = {
+    found: Record = {
         "about": task.about,
         "tables": {table: content.title for table, content in task.tables().items()},
         "scales": {scale: str(content) for scale, content in task.scales().items()},
@@ -72,9 +82,11 @@ def _task_entry(name: str) -> dict[str, Any]:
     }
     if tasks.has_commands(name):
         module = importlib.import_module(f"retable.tasks.{name}.cli")
-        found["help"] = module.app.info.help or f"Commands of the task {name}."
-        found["commands"] = dict(commands(module.app))
-        found["data"] = {verb: summary(command) for verb, command in module.DATA.items()}
+        found |= {
+            "help": module.app.info.help or f"Commands of the task {name}.",
+            "commands": dict(commands(module.app)),
+            "data": {verb: summary(command) for verb, command in module.DATA.items()},
+        }
     return found
 
 
@@ -97,13 +109,8 @@ def stamp() -> str:
     import retable.search_spaces
     import retable.tasks
 
-    check_all = []
-    for name in tasks.names():
-        try:
-            check(name)
-        except Missing as error:
-            check_all.append(str(error))
+    lacking = {name: missing(name) for name in tasks.names()}
     places = [code_root() / "platform", *map(Path, [*retable.tasks.__path__, *retable.search_spaces.__path__])]
     files = [file for place in places for file in sorted(place.rglob("*.py"))]
     stamps = [[str(file), (about := file.stat()).st_size, about.st_mtime_ns] for file in files]
-    return hashlib.sha256(json.dumps([sys.prefix, check_all, stamps]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([sys.prefix, lacking, stamps]).encode()).hexdigest()[:16]

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table as Grid
 
 from retable.platform.cli.runs import plain
 from retable.platform.console import console
+from retable.platform.spec.claims import NOT_JUDGED
+from retable.platform.store.storage import Storage
+from retable.platform.text import and_more, plural
+
+if TYPE_CHECKING:
+    from retable.platform.report.results import FilledTable
 
 FEW = 3
 """Tables that are printed in full when they were filled; of more, a summary."""
 
 
-def print_summary(filled: Mapping[str, Any], storage: Any) -> None:
+def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
     """Print what many tables come to: a line a paper, the verdicts, where the report is, and what to do next."""
     from retable.platform.report import summary
     from retable.platform.report.html import in_order
@@ -23,8 +29,7 @@ def print_summary(filled: Mapping[str, Any], storage: Any) -> None:
     from retable.platform.report.write import shipped_sections
 
     own = list(filled.values())
-    shipped = shipped_sections(storage, storage / "report", own)
-    shipped = [part for part in shipped if part.name in filled]
+    shipped = [part for part in shipped_sections(storage, storage / "report", own) if part.name in filled]
     scale = own[0].scale
     shown = Grid(box=None, padding=(0, 1))
     for title in ("", "filled here", "a number to look at", scale, *(["small"] if shipped else []), "published"):
@@ -45,11 +50,9 @@ def print_summary(filled: Mapping[str, Any], storage: Any) -> None:
                   f"retable reproduce {in_order(own)[0].name} --scale small (more of it)", soft_wrap=True)  # fmt: skip
 
 
-def print_section(part: Any) -> None:
+def print_section(part: FilledTable) -> None:
     """Print a filled table, and the verdicts of a table or figure."""
     from retable.platform.report.render import about, bundled, commits, grid, remarks
-    from retable.platform.spec.claims import NOT_JUDGED
-    from retable.platform.text import and_more, plural
 
     console.print(f"\n[bold]{part.name}[/]  {part.title}")
     say(about(part))
@@ -60,19 +63,17 @@ def print_section(part: Any) -> None:
         shown = Grid(box=None, padding=(0, 1))
         for position, title in enumerate(header):
             shown.add_column(title, justify="right" if position else "left")
-        absent = [bool(row.absent and not row.replicates) for row in part.rows]
-        for line, gone in zip(lines, absent, strict=True):
-            if not gone:
-                shown.add_row(*line)
+        present = [line for line, row in zip(lines, part.rows, strict=True) if row.replicates or not row.absent]
+        for line in present:
+            shown.add_row(*line)
         console.print(shown)
-        if count := sum(absent):
+        if count := len(lines) - len(present):
             say(f"{plural(count, 'row')} not at this scale")
     for remark in filter(None, [*bundled(part), commits(part), *remarks(part)]):
         say(remark)
     colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
-    for claim in part.claims:
-        if claim.status == NOT_JUDGED:
-            continue
+    judged = [claim for claim in part.claims if claim.status != NOT_JUDGED]
+    for claim in judged:
         whose = "ours: " if claim.ours else ""
         colour = colours.get(claim.status, "dim")
         verdict = f"  [{colour}]{claim.status}[/]  {escape(whose + claim.text)} [dim]{escape(claim.because)}[/]"

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from retable.platform.cli.runs import COLOURS, MOST, Json, Where, grid, print_json, show
 from retable.platform.console import console
+from retable.platform.store.storage import Record, Storage
 from retable.platform.text import age, clock
 
 app = typer.Typer()
@@ -36,12 +37,11 @@ def status(
     """
     from retable.platform.execute.jobs import dashboard
     from retable.platform.execute.status import of_cluster, of_storage
-    from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
 
-    def look() -> dict[str, Any]:
-        summary: dict[str, object] = {}
+    def look() -> Record:
+        summary: Record = {}
         if where.exists("runs") or not address:
             summary["storage"] = of_storage(where)
         return summary | ({"cluster": of_cluster(dashboard(address))} if address else {})
@@ -58,7 +58,7 @@ def status(
             live.update(_status_grid(look()), refresh=True)
 
 
-def _status_grid(summary: Mapping[str, Any]) -> Grid:
+def _status_grid(summary: Record) -> Grid:
     """Return a status as a grid."""
     outer = Grid.grid()
     if "storage" in summary:
@@ -110,7 +110,6 @@ def submit(
     Examples: `retable submit --storage s3://bucket/retable -- reproduce rl --scale paper` · `retable submit --stop JOB`
     """
     from retable.platform.execute import jobs
-    from retable.platform.store.storage import Storage
 
     if fetch is not None:
         jobs.fetch(Storage.open(storage), fetch)

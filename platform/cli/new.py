@@ -39,7 +39,6 @@ EXAMPLE = Published(
 class Written:
     """The files that were written, and what is left to do by hand."""
 
-    name: str
     folder: Path
     """Of the task's code; its test lies beside it."""
     files: list[Path] = field(default_factory=list)
@@ -65,7 +64,7 @@ def write_task(name: str, table: Path | None = None) -> Written:
     published = read_published(table) if table else EXAMPLE
     named = next(filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)), "")
     place = Path(named or FOLDER)
-    written = Written(name, place / name, is_found=bool(named))
+    written = Written(place / name, is_found=bool(named))
     test = place / f"test_{name}.py"
     for path in (written.folder, test):
         if path.exists():
@@ -104,7 +103,7 @@ def render(template: str, words: dict[str, object]) -> str:
     return made.get_template(template).render(words)
 
 
-def words_of(name: str, table: Path | None, published: Published, written: Written) -> dict[str, Any]:
+def words_of(name: str, table: Path | None, published: Published, written: Written) -> dict[str, object]:
     """Return the values of the templates, and record what is left to write."""
     rows = [_row_of(line, first=number == 0) for number, line in enumerate(published.lines)]
     for number, row in enumerate(rows):
@@ -138,7 +137,7 @@ def _row_of(line: Line, first: bool) -> dict[str, Any]:
     }
 
 
-def _column_of(header: str, published: Published) -> dict[str, Any]:
+def _column_of(header: str, published: Published) -> dict[str, object]:
     """Return a column's words: its metric is called after its header, and printed as the paper does."""
     metric = re.sub(r"[^a-z0-9]+", "_", header.lower()).strip("_") or "score"
     measured = MEASURED.get(metric.split("_")[0], "")
@@ -153,7 +152,9 @@ def _column_of(header: str, published: Published) -> dict[str, Any]:
     }
 
 
-def _claim_of(published: Published, rows: Sequence[dict[str, object]], columns: Sequence[dict[str, object]]) -> Any:
+def _claim_of(
+    published: Published, rows: Sequence[dict[str, object]], columns: Sequence[dict[str, object]]
+) -> dict[str, object] | None:
     """Return the words of what the first column says: its highest row is above its lowest. None of a single row."""
     header = published.headers[0]
     words = [

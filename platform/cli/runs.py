@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table as Grid
 from rich.text import Text
 from typer.core import TyperGroup
 
+import retable
+from retable.platform.cli.catalogue import catalogue
 from retable.platform.config import describe, parse_set
 from retable.platform.console import console, errors, progress_bar
 from retable.platform.errors import UserError, nearest, redact
+from retable.platform.store.storage import Storage
 from retable.platform.text import age, clock, size
-
-if TYPE_CHECKING:
-    from retable.platform.store.storage import Storage
 
 app = typer.Typer()
 
@@ -46,9 +48,12 @@ def plain(text: object) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print plain data as JSON; numbers that JSON has no word for become null."""
-    text = json.dumps(value, indent=2, default=str)
-    typer.echo(redact(text))
+    """Print dataclasses and plain data as JSON."""
+    typer.echo(redact(json.dumps(value, indent=2, default=_as_json)))
+
+
+def _as_json(value: object) -> object:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def grid(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> Grid:
@@ -121,13 +126,13 @@ def runs(
     Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs --state failed --state stale`
     """
     from retable.platform.store.query import differs, list_runs, select, usual
-    from retable.platform.store.storage import Storage
 
-    with progress_bar(f"{storage}: reading what is not in the index") if console.is_terminal else quiet() as report:
+    title = f"{storage}: reading what is not in the index"
+    with progress_bar(title) if console.is_terminal else nullcontext() as report:
         every = list_runs(Storage.open(storage), task, report)
     selected = select(every, parse_set(where or [], "--where"), state or (), sort)
     if as_json:
-        print_json([run.as_json() for run in selected])
+        print_json(selected)
         return
     shown = selected[:limit] if limit else selected
     base = usual(every)
@@ -172,9 +177,7 @@ def pack(
 
     Examples: `retable runs pack rl/figure1 --scale small --out rl.bundle` · `retable runs pack --scale paper --resume`
     """
-    from retable.platform import api
-
-    packed = api.pack(
+    packed = retable.pack(
         *tables or (),
         scale=scale,
         set=parse_set(set or []),
@@ -184,7 +187,7 @@ def pack(
         resume=resume,
     )
     if as_json:
-        print_json(packed.as_json())
+        print_json(packed)
         return
     for line in packed.lines():
         console.print(plain(line), markup=False)
@@ -200,11 +203,9 @@ def unpack(
 
     Example: `retable runs unpack rl.bundle`, then `retable report`, or `retable reproduce rl/figure1 --no-train`
     """
-    from retable.platform import api
-
-    unpacked = api.unpack(bundle, storage=storage)
+    unpacked = retable.unpack(bundle, storage=storage)
     if as_json:
-        print_json(unpacked.as_json())
+        print_json(unpacked)
         return
     for line in unpacked.lines():
         console.print(plain(line), markup=False)
@@ -230,11 +231,9 @@ def verify(
 
     Examples: `retable verify rl.bundle` · `retable verify rl.bundle --sample 20 --seed 1`
     """
-    from retable.platform import api
-
-    checked = api.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
+    checked = retable.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
     if as_json:
-        print_json([each.as_json() for each in checked])
+        print_json(checked)
     else:
         for each in checked:
             console.print(plain(each.line()), markup=False)
@@ -245,16 +244,6 @@ def verify(
         raise typer.Exit(1)
 
 
-class quiet:
-    """Report no progress."""
-
-    def __enter__(self) -> None:
-        """Return no function to report to."""
-
-    def __exit__(self, *_: object) -> None:
-        """End."""
-
-
 @app.command("show")
 def show_run(run: RunName, storage: Where = "results", as_json: Json = False) -> None:
     """Show a run: its config, last metrics, provenance, attempts, last traceback, views with scores, files.
@@ -263,7 +252,6 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
     """
     from retable.platform.report.describe import describe_run, find_run, last_tracebacks
     from retable.platform.store.provenance import name_of
-    from retable.platform.store.storage import Storage
 
     folder = find_run(Storage.open(storage), run)
     description = describe_run(folder)
@@ -340,9 +328,7 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
 
     Examples: `retable tables` · `retable tables rl/table1` · `retable tables --storage s3://lab/results --json`
     """
-    from retable.platform.cli.catalogue import catalogue
     from retable.platform.report.describe import tables_of
-    from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
     if names and not as_json:
@@ -356,7 +342,7 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
         raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
     rows = []
     for each in filled_tables:
-        filled = f"{each['filled']}/{each['rows'] - each['absent']}" if "rows" in each else Text("none", "yellow")
+        filled = f"{each['filled']}/{each['rows'] - each['absent']}" if "filled" in each else Text("none", "yellow")
         claims = ", ".join(f"{count} {status}" for status, count in each.get("claims", {}).items())
         changes = f"changed: {describe(each['set'])}" if each["set"] else ""
         about = each["why"] or "; ".join(text for text in (changes, claims) if text)
@@ -395,7 +381,6 @@ def diff(first: RunName, second: RunName, storage: Where = "results", as_json: J
     Example: `retable diff rl/table1/dense latest`
     """
     from retable.platform.report.describe import describe_run, diff_runs, find_run
-    from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
     one, other = (describe_run(find_run(where, name)) for name in (first, second))
@@ -413,11 +398,11 @@ def diff(first: RunName, second: RunName, storage: Where = "results", as_json: J
         console.print("they differ in nothing")
 
 
-def gap(first: Any, second: Any) -> str:
+def gap(first: object, second: object) -> str:
     """Return the difference of two numbers, in words; nothing of other values."""
-    if any(isinstance(value, bool) or not isinstance(value, (int, float)) for value in (first, second)):
+    if isinstance(first, bool) or isinstance(second, bool):
         return ""
-    return f"{second - first:+.4g}"
+    return f"{second - first:+.4g}" if isinstance(first, (int, float)) and isinstance(second, (int, float)) else ""
 
 
 @app.command()
@@ -437,14 +422,13 @@ def gc(
     Examples: `retable gc` · `retable gc --older-than 30 --delete`
     """
     from retable.platform.plan.gc import find_unreferenced, remove
-    from retable.platform.store.storage import Storage
 
     where = Storage.open(storage)
     if not where.exists():
         raise UserError(f"{where}: there is nothing here")
     unreferenced, notes = find_unreferenced(where, older_than)
     if as_json:
-        print_json({"delete": delete, "found": [each.as_json() for each in unreferenced], "notes": notes})
+        print_json({"delete": delete, "found": unreferenced, "notes": notes})
     else:
         for note in notes:
             errors.print(plain(note), markup=False)
@@ -459,7 +443,7 @@ def gc(
         total = f"{len(unreferenced)} unreferenced items, {size(sum(each.size for each in unreferenced))}"
         console.print(total + ("" if delete or not unreferenced else "; --delete removes them"), markup=False)
     if delete and unreferenced:
-        with progress_bar("removing") if not as_json else quiet() as report:
+        with progress_bar("removing") if not as_json else nullcontext() as report:
             remove(where, unreferenced, report or (lambda done, total: None))
         if not as_json:
             console.print("removed")

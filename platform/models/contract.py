@@ -95,7 +95,7 @@ def answers(task: str) -> Answers:
     return cast(Answers, _module(task, "answer", "says what is made of a file"))
 
 
-def _module(task: str, name: str, purpose: str) -> Any:
+def _module(task: str, name: str, purpose: str) -> object:
     if not (folder(task) / f"{name}.py").exists():
         raise UserError(f"the task {task} has no module `{name}`, which {purpose}")
     return import_module(f"retable.tasks.{task}.{name}")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from retable.platform.config import flatten
 from retable.platform.console import console
@@ -17,7 +17,7 @@ from retable.platform.errors import UserError
 from retable.platform.models import contract
 from retable.platform.spec.task import config_at
 from retable.platform.store.run import contiguous
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ DEFAULT_SCALE = "smoke"
 """What `retable train`, `sweep` and `reproduce` run at where they name none."""
 
 
-def about(run: TrainedRun, epoch: int = 0, **more: object) -> dict[str, Any]:
+def about(run: TrainedRun, epoch: int = 0, **more: object) -> Record:
     """Return the metadata of a run's exported file: flat, and all of it JSON.
 
     Args:
@@ -48,7 +48,7 @@ def about(run: TrainedRun, epoch: int = 0, **more: object) -> dict[str, Any]:
     Raises:
         UserError: where the run is not finished.
     """
-    made = provenance(run)
+    made = run.folder.provenance()
     info = made["data"] if "data" in made else run.source.info
     return {
         "task": run.task.name,
@@ -71,19 +71,13 @@ def finite(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def provenance(run: TrainedRun) -> dict[str, Any]:
-    """Return a run's `provenance.json`; nothing where it has none."""
-    folder = run.folder.folder
-    return dict(folder.read_record("provenance.json", {})) if folder.exists("provenance.json") else {}
-
-
 def scale_of(run: TrainedRun) -> str:
     """Return the scale that a run is of; empty where it is not known.
 
     It is the one that the run was started at, unless a change made by hand is smaller than what that scale sets: then
     it is the largest of the task's whose whole numbers (epochs, steps, widths) the run has at least.
     """
-    made = provenance(run)
+    made = run.folder.provenance()
     named, changed = (made["scale"], made["changed"]) if "scale" in made else _of_command(str(made.get("command", "")))
     scales = run.task.scales() if named else {}
     if named not in scales:
@@ -123,7 +117,7 @@ def sealed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     return len(header).to_bytes(8, "little") + header + data[end:]
 
 
-def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> dict[str, Any]:
+def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> Record:
     """Return the JSON object that a file's metadata hold under a key.
 
     Raises:

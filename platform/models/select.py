@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from retable.platform.api import TrainedRun
 from retable.platform.config import fingerprint
 from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
 from retable.platform.models import export
-from retable.platform.spec.task import find
+from retable.platform.spec.task import Info, find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 
@@ -74,10 +74,9 @@ def eligible_runs(task: str, storage: Storage) -> list[TrainedRun]:
     return choices
 
 
-def info_of(run: TrainedRun) -> Mapping[str, Any]:
+def info_of(run: TrainedRun) -> Info:
     """Return `dataset.json` of a run's data, as it was when the run began."""
-    made: Mapping[str, object] = export.provenance(run).get("data") or run.source.info
-    return made
+    return run.folder.provenance().get("data") or run.source.info
 
 
 def _same_data(run: TrainedRun) -> Hashable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from retable.platform.config import fingerprint, override
@@ -35,10 +35,6 @@ class Unreferenced:
     changed: float
     """When a file in it was last written, seconds since 1970."""
     why: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
 
 
 @dataclass

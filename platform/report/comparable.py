@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from retable.platform.config import fingerprint, override_lineage, parent
 from retable.platform.plan.plan import Plan
 from retable.platform.spec.table import AnyRow, AnyTable, Combined, Measurement, Replicate, Results, expand
 from retable.platform.spec.task import Task, find_scale, table_at
 from retable.platform.store.run import RunFolder, view_key
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more
 
 DATA, SETTING, PART, DEVICE = "other data", "another setting", "a part of its replicates", "another device"
@@ -60,18 +59,13 @@ def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
     return f"No difference to the published numbers{rows}, as they are of {' and '.join(every)}{about}."
 
 
-def data_info(storage: Storage, where: str, runs: Sequence[RunFolder]) -> dict[str, Any] | None:
+def data_info(storage: Storage, where: str, runs: Sequence[RunFolder]) -> Record | None:
     """Return a dataset's `dataset.json`; if it is not here, that of a bundled run, or None."""
     path = f"data/{where}/dataset.json"
     if storage.exists(path):
         return storage.read_record(path, {})
-    recorded = (provenance_of(run).get("data") for run in {run.path: run for run in runs}.values() if run.bundle())
+    recorded = (run.provenance().get("data") for run in {run.path: run for run in runs}.values() if run.bundle())
     return next((dict(info) for info in recorded if isinstance(info, dict)), None)
-
-
-def provenance_of(run: RunFolder) -> dict[str, Any]:
-    """Return a run's provenance; an empty one where it has none, as a bundle may lack it."""
-    return run.folder.read_record("provenance.json", {}) if run.folder.exists("provenance.json") else {}
 
 
 def _behind(plan: Plan, name: str, row: AnyRow, replicates: Iterable[Replicate]) -> list[Replicate]:

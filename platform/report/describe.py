@@ -6,17 +6,21 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from retable.platform.errors import TRACEBACK, UserError, nearest
+from retable.platform.report.results import slug_of
+from retable.platform.report.write import kept_tables, read_request, request_slug
 from retable.platform.spec.table import Origin
 from retable.platform.store import provenance
 from retable.platform.store.cache import listed
 from retable.platform.store.index import Index
 from retable.platform.store.query import Files, folders_in, list_runs, look_at
 from retable.platform.store.run import RunFolder
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 
+Pairs: TypeAlias = dict[str, tuple[object, object]]
+"""Name -> the values of two runs; None where one has none."""
 TRACEBACKS = re.compile(rf"(attempts/\d+|views/[^/]+)/{re.escape(TRACEBACK)}")
 DIGITS = re.compile(r"[0-9a-f]{1,16}")
 
@@ -55,8 +59,6 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
     Raises:
         UserError: where no such row was filled here, or it joins several runs.
     """
-    from retable.platform.report.write import kept_tables
-
     task, _, rest = name.partition("/")
     table, _, label = rest.partition("/")
     tables = [part for part in kept_tables(storage) if part.name == f"{task}/{table}"]
@@ -75,15 +77,12 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
     return RunFolder(storage, task, rows[label][0].run)
 
 
-def tables_of(storage: Storage) -> list[dict[str, Any]]:
+def tables_of(storage: Storage) -> list[Record]:
     """Return, as plain data, each table that was asked for on a storage: its scale, changes, and what of it is filled.
 
-    A request whose numbers are not there, or were kept by another version, has no `rows`.
+    A request whose numbers are not there, or were kept by another version, has no `filled`.
     """
-    from retable.platform.report.results import FilledTable, slug_of
-    from retable.platform.report.write import kept_tables, read_request, request_slug
-
-    kept: dict[str, FilledTable] = {slug_of(part): part for part in kept_tables(storage)}
+    kept = {slug_of(part): part for part in kept_tables(storage)}
     tables = []
     for file in storage.list("tables"):
         try:
@@ -92,7 +91,7 @@ def tables_of(storage: Storage) -> list[dict[str, Any]]:
         except UserError as error:
             tables.append({"table": file, "scale": "", "set": {}, "why": str(error)})
             continue
-        entry: dict[str, Any] = {**request, "why": ""}
+        entry: Record = {**request, "why": ""}
         if part is None:
             entry["why"] = "asked for, and not filled; `retable reproduce` does"
         else:
@@ -108,7 +107,7 @@ def tables_of(storage: Storage) -> list[dict[str, Any]]:
     return tables
 
 
-def describe_run(folder: RunFolder) -> dict[str, Any]:
+def describe_run(folder: RunFolder) -> Record:
     """Return a run in full, as plain data; corrupt files are named in `why` and left out."""
     files: Files = dict(listed(folder.storage.filesystem, f"{folder.storage.root}/{folder.path}"))
     run = look_at(folder, files, Index(), 0, time.time())
@@ -138,7 +137,7 @@ def describe_run(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def _read(folder: RunFolder, path: str, files: Files) -> dict[str, Any]:
+def _read(folder: RunFolder, path: str, files: Files) -> Record:
     """Return a JSON object in a run's folder; an empty one where it is absent or damaged."""
     try:
         return folder.folder.read_record(path, {}) if path in files else {}
@@ -150,7 +149,7 @@ def _text(folder: RunFolder, path: str) -> str:
     return folder.folder.read(path).decode(errors="replace")
 
 
-def last_tracebacks(description: Mapping[str, Any]) -> dict[str, str]:
+def last_tracebacks(description: Record) -> dict[str, str]:
     """Return the current tracebacks of a described run: of its newest attempt, and of its views."""
     newest = max((path.split("/")[1] for path in description["files"] if path.startswith("attempts/")), default="")
     return {
@@ -160,7 +159,7 @@ def last_tracebacks(description: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _log(folder: RunFolder) -> dict[str, Any]:
+def _log(folder: RunFolder) -> Record:
     """Return the last line of a run's log."""
     try:
         rows = folder.history()
@@ -169,12 +168,12 @@ def _log(folder: RunFolder) -> dict[str, Any]:
     return rows[-1] if rows else {}
 
 
-def diff_runs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any]]]:
-    """Return the differences of two described runs: group -> name -> both values; None where one has none.
+def diff_runs(first: Record, second: Record) -> dict[str, Pairs]:
+    """Return the differences of two described runs, by group.
 
     Metrics and scores that both have are all there, equal or not.
     """
-    pairs: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    pairs: dict[str, tuple[Record, Record]] = {
         "config": (first["config"], second["config"]),
         "data": (_data(first), _data(second)),
         "versions": (first["provenance"].get("versions") or {}, second["provenance"].get("versions") or {}),
@@ -190,12 +189,12 @@ def diff_runs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, 
     return {name: changes for name, changes in different.items() if changes}
 
 
-def _changes(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[Any, Any]]:
+def _changes(first: Mapping[str, object], second: Mapping[str, object]) -> Pairs:
     pairs = {name: (first.get(name), second.get(name)) for name in [*first, *second]}
     return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
 
 
-def _shared(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[Any, Any]]:
+def _shared(first: Mapping[str, object], second: Mapping[str, object]) -> Pairs:
     return {name: (value, second[name]) for name, value in first.items() if name in second and _number(value)}
 
 
@@ -203,22 +202,22 @@ def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _data(run: Mapping[str, Any]) -> Mapping[str, Any]:
+def _data(run: Record) -> Record:
     made = run["provenance"].get("data") or {}
     return {**{f"data.{name}": value for name, value in made.items()}, "digest": run["result"].get("data")}
 
 
-def _code(made: Mapping[str, object]) -> Mapping[str, Any]:
+def _code(made: Record) -> Record:
     kept = made.get("code")
     return kept if isinstance(kept, dict) else {}
 
 
-def _changed(made: Sequence[Mapping[str, object]]) -> list[str]:
+def _changed(made: Sequence[Record]) -> list[str]:
     """Return the parts of the code that were not the same in all of a run's attempts."""
     first, *others = [code for code in map(_code, made) if code] or [{}]
     return sorted({name for code in others for name in _changes(first, code)})
 
 
-def _made(run: Mapping[str, Any]) -> Mapping[str, Any]:
+def _made(run: Record) -> Record:
     made = run["provenance"]
     return {name: made.get(name) for name in ("commit", "dirty", "device", "host", "system", "scale", "stack")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from retable.platform.errors import UserError, redact
 from retable.platform.report.html import environment, in_order
 from retable.platform.report.render import number
-from retable.platform.report.results import FilledTable, slug_of
+from retable.platform.report.results import Cell, FilledTable, slug_of
 from retable.platform.store.storage import Storage
 
 
@@ -101,15 +102,12 @@ def report_tables(where: Storage) -> list[FilledTable]:
 def changes(after: Sequence[FilledTable], before: Sequence[FilledTable]) -> Comparison:
     """Compare two reports: tables of one name, scale and `--set` options, by the labels of rows and columns."""
     new, old = ({slug_of(part): part for part in parts} for parts in (after, before))
-    cells, turns, same = [], [], 0
-    for slug in (each for each in new if each in old):
-        for change in _cells(new[slug], old[slug]):
-            if change.before == change.after:
-                same += 1
-            else:
-                cells.append(change)
-        turns += list(_turns(new[slug], old[slug]))
-    return Comparison(cells, turns, same, sorted(old.keys() - new), sorted(new.keys() - old))
+    both = [(new[slug], old[slug]) for slug in new if slug in old]
+    every = [cell for pair in both for cell in _cells(*pair)]
+    changed = [cell for cell in every if cell.before != cell.after]
+    turns = [turn for pair in both for turn in _turns(*pair)]
+    same = len(every) - len(changed)
+    return Comparison(changed, turns, same, sorted(old.keys() - new), sorted(new.keys() - old))
 
 
 def _cells(after: FilledTable, before: FilledTable) -> Iterator[Change]:
@@ -117,23 +115,11 @@ def _cells(after: FilledTable, before: FilledTable) -> Iterator[Change]:
     headers = dict.fromkeys(column.header for part in (after, before) for column in part.columns)
     labels = dict.fromkeys(row.label for part in (after, before) for row in part.rows)
     forms = {column.header: column.format for part in (before, after) for column in part.columns}
-    for label in labels:
-        for header in headers:
-            cells = [_cell(part, label, header) for part in (before, after)]
-            spreads = [deviation for _, deviation in cells if deviation is not None]
-            if any(mean is not None for mean, _ in cells):
-                yield Change(
-                    _name(after), label, header, cells[0][0], cells[1][0], forms[header], max(spreads, default=None)
-                )
-
-
-def _cell(part: FilledTable, label: str, header: str) -> tuple[float | None, float | None]:
-    """Return a cell's mean and standard deviation, where it is there."""
-    try:
-        cell = part.cell(label, header)
-    except KeyError:
-        return None, None
-    return cell.mean, cell.deviation
+    for label, header in itertools.product(labels, headers):
+        was, now = (part.by_label.get((label, header), Cell(())) for part in (before, after))
+        spreads = [cell.deviation for cell in (was, now) if cell.deviation is not None]
+        if was.measured or now.measured:
+            yield Change(_name(after), label, header, was.mean, now.mean, forms[header], max(spreads, default=None))
 
 
 def _turns(after: FilledTable, before: FilledTable) -> Iterator[Turn]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from retable.platform.commit import code_root
 from retable.platform.errors import redact
@@ -23,8 +23,11 @@ from retable.platform.report.findings import findings
 from retable.platform.report.results import FilledClaim, FilledRow, FilledTable, slug_of, source_line
 from retable.platform.spec import task as tasks
 from retable.platform.spec.claims import NOT_JUDGED, UNTESTED, Status
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more, clock
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 PAPERS = ("weather", "style", "audio", "rl")
 """In this order; tasks of others come after them."""
@@ -99,12 +102,12 @@ class Paper:
 
     @staticmethod
     def _rank(part: FilledTable) -> tuple[bool, bool, bool, int]:
-        return not part.shown, part.scale == forms.SMOKE, not part.telling, SCALES.index(scale_of(part))
+        return not part.shown, part.scale == forms.SMOKE, not part.telling, rank(part.scale)
 
     @property
     def scales(self) -> list[str]:
         """The scales at which anything is filled, the largest first."""
-        return sorted({part.scale for part in self.parts if part.filled}, key=lambda scale: rank(scale))
+        return sorted({part.scale for part in self.parts if part.filled}, key=rank)
 
     @property
     def results(self) -> list[FilledTable]:
@@ -145,11 +148,6 @@ def join(parts: Sequence[FilledTable]) -> list[Section]:
     return sections
 
 
-def scale_of(part: FilledTable) -> str:
-    """Return a section's scale, of those that are known."""
-    return part.scale if part.scale in SCALES else SCALES[-1]
-
-
 def rank(scale: str) -> int:
     """Return the place of a scale, the largest first."""
     return SCALES.index(scale) if scale in SCALES else len(SCALES)
@@ -158,7 +156,7 @@ def rank(scale: str) -> int:
 def in_order(parts: Sequence[FilledTable]) -> list[FilledTable]:
     """Return sections by paper; the paper's own tables and figures, `table1` and `figure2`, before ours."""
 
-    def key(part: FilledTable) -> tuple[Any, ...]:
+    def key(part: FilledTable) -> tuple[object, ...]:
         task, _, name = part.name.partition("/")
         own = re.fullmatch(r"(table|figure)(\d+)", name)
         paper = PAPERS.index(task) if task in PAPERS else len(PAPERS)
@@ -185,7 +183,7 @@ def papers_of(parts: Sequence[FilledTable]) -> list[Paper]:
     return [Paper(name, [part for part in parts if part.name.startswith(f"{name}/")]) for name in names]
 
 
-def bars(part: FilledTable) -> list[dict[str, Any]]:
+def bars(part: FilledTable) -> list[dict[str, object]]:
     """Return the largest numbers of a table's first column, as shares of the largest, and those published of them.
 
     Published numbers of other data or another setting are left out.
@@ -258,12 +256,12 @@ def total(papers: Sequence[Paper]) -> Mapping[Status, int]:
     return {status: found[status] for status in forms.ORDER if found[status]}
 
 
-def runs_of(parts: Sequence[FilledTable]) -> dict[str, Any]:
+def runs_of(parts: Sequence[FilledTable]) -> dict[str, Record]:
     """Return every run behind a number, by fingerprint."""
     return {name: run for part in parts for name, run in part.runs.items()}
 
 
-def details(parts: Sequence[FilledTable]) -> dict[str, Any]:
+def details(parts: Sequence[FilledTable]) -> dict[str, object]:
     """Return what a click on a number shows, of every row and every run."""
     return {
         "rows": {slug_of(part): [_row_details(row) for row in part.rows] for part in parts},
@@ -271,7 +269,7 @@ def details(parts: Sequence[FilledTable]) -> dict[str, Any]:
     }
 
 
-def _row_details(row: FilledRow) -> list[dict[str, Any]]:
+def _row_details(row: FilledRow) -> list[dict[str, object]]:
     """Return the panel contents behind a row's numbers."""
     return [
         {
@@ -382,7 +380,7 @@ FOLDER = code_root() / "platform" / "report" / "templates"
 
 
 @cache
-def environment() -> Any:
+def environment() -> Environment:
     """Return the Jinja environment of the pages; all text is escaped."""
     from jinja2 import Environment, FileSystemLoader
 

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from retable.platform.report.packing import unpack
-from retable.platform.report.write import keep_section, request_of, request_slug, task_of
-from retable.platform.spec.task import find_table, folder, table_at
+from retable.platform.report.write import keep_section, request_of, request_slug, table_of, task_of
+from retable.platform.spec.task import folder
 from retable.platform.store.run import sha256
 from retable.platform.store.storage import Storage
 
@@ -45,9 +45,7 @@ def _fill(name: str, place: Storage, storage: Storage) -> None:
     path = f"tables/{request_slug(request)}.json"
     if place.exists(path) or storage.exists(path):  # the user's own comes first
         return
-    task, table = find_table(name)
-    of = task, table_at(task, table, SCALE, {}, ())
     with place.snapshot() as snapshot:
-        part = keep_section(request, of, place, storage / "report", snapshot)
+        part = keep_section(request, table_of(request), place, storage / "report", snapshot)
     if part.filled:
         place.write_json(path, request)

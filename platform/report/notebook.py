@@ -18,6 +18,8 @@ from retable.platform.errors import UserError
 from retable.platform.execute.sweep_result import SweepResult
 from retable.platform.plan.plan import Plan
 from retable.platform.store.query import FIELDS, Run, differs, usual
+from retable.platform.store.storage import Record
+from retable.platform.text import clock
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +48,7 @@ class Tables(dict[str, "FilledTable"]):
         return "".join(map(table_html, self.values()))
 
 
-class History(list[dict[str, Any]]):
+class History(list[Record]):
     """A run's log, an entry an epoch."""
 
     def frame(self) -> pd.DataFrame:
@@ -82,7 +84,7 @@ class Runs(list[Run]):
         return render("grid", title=f"{len(self)} runs", header=header, rows=rows[:ROWS], more=len(rows) - ROWS)
 
 
-def _only_config(config: Mapping[str, object]) -> dict[str, Any]:
+def _only_config(config: Mapping[str, object]) -> dict[str, object]:
     return {path: value for path, value in config.items() if path not in FIELDS}
 
 
@@ -121,8 +123,6 @@ def _facts_text(title: str, facts: Mapping[str, str]) -> str:
 
 def _plan_facts(plan: Plan) -> dict[str, str]:
     """Return the facts of a plan, in words."""
-    from retable.platform.text import clock
-
     states = Counter(training.status for training in plan.trainings.values())
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return {
@@ -206,8 +206,6 @@ def table_html(part: FilledTable) -> str:
 
 def _run_facts(run: TrainedRun) -> dict[str, str]:
     """Return the facts of a run, in words; unreadable ones are named, not raised."""
-    from retable.platform.text import clock
-
     facts = {
         "config": describe(differences(run.config, run.task.config())) or "the paper's",
         "folder": str(run.folder.folder),
@@ -241,9 +239,9 @@ def run_html(run: TrainedRun) -> str:
     return render("facts", title=title, facts=_run_facts(run)) + render("curves", curves=curves(history))
 
 
-def curves(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def curves(history: Sequence[Record]) -> list[dict[str, object]]:
     """Return for each metric of a log a line to draw, in a box of 100 x 40: the first few that have numbers."""
-    charts = []
+    charts: list[dict[str, object]] = []
     for name in _main_names({name: 0 for row in history for name in row}):
         points = [(float(row["epoch"]), float(row[name])) for row in history if _is_number(row.get(name))]
         if points:
@@ -324,10 +322,6 @@ def _template() -> Any:
     return environment.get_template("notebook.html.j2").module
 
 
-LOOKS: Sequence[tuple[type, Callable[[Any], str], Callable[[Any], str]]] = (
-    (Plan, _plan_text, _plan_html),
-    (SweepResult, _sweep_text, _sweep_html),
-)
-for _kind, _text, _html in LOOKS:
+for _kind, _text, _html in ((Plan, _plan_text, _plan_html), (SweepResult, _sweep_text, _sweep_html)):
     setattr(_kind, "__repr__", _text)  # noqa: B010 (mypy takes a plain assignment for a mistake)
     setattr(_kind, "_repr_html_", _html)  # noqa: B010

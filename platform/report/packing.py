@@ -8,14 +8,13 @@ manifest says. So what is trained or measured here again, which replaces the fil
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from retable.platform.config import fingerprint, override
+from retable.platform.config import OwnConfig, OwnView, fingerprint, override
 from retable.platform.errors import UserError, clean
 from retable.platform.execute.ensembles import output_folder
 from retable.platform.execute.scoring import shards_of, weights_digest
@@ -29,16 +28,15 @@ from retable.platform.plan.plan import (
     task_reads,
     timings_at,
 )
-from retable.platform.report.write import read_request, request_of, request_slug
+from retable.platform.report.write import Request, read_request, request_of, request_slug, table_of
 from retable.platform.spec import task as tasks
-from retable.platform.spec.extras import Missing
-from retable.platform.spec.task import Task, find_table, table_at
+from retable.platform.spec.task import Task, find_loadable
 from retable.platform.store import lease, provenance
 from retable.platform.store.bundle import HEAVY, Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
 from retable.platform.store.cache import gc_paused
 from retable.platform.store.records import Malformed, check_content
 from retable.platform.store.run import SHARDS, RunFolder, weights_path
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more
 
 Reader = Callable[[], bytes]
@@ -66,10 +64,6 @@ class Packed:
     left: list[str] = field(default_factory=list)
     """Runs that were left out, as they are of other data than those that are here."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {**asdict(self), "file": str(self.file)}
-
     def lines(self) -> list[str]:
         """Return what was packed, and what was not, in words."""
         counts = {"unfinished runs": self.unfinished, "combinations": self.combinations}
@@ -88,7 +82,7 @@ class Unpacked:
     """The contents taken from a bundle, and those left out."""
 
     id: str
-    about: Mapping[str, Any] = field(repr=False)
+    about: Record = field(repr=False)
     """The manifest without its list of members."""
     runs: list[str] = field(default_factory=list)
     """Finished runs that were taken, by fingerprint."""
@@ -102,10 +96,6 @@ class Unpacked:
     """Runs that were taken, and do not count: the dataset here has another digest."""
     other_version: list[str] = field(default_factory=list)
     """Runs that were not taken: of another version of their task, or of a task that is not here."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """Return what was taken, and what was not, in words."""
@@ -164,37 +154,26 @@ def pack(
     return packer.result
 
 
-def requests(
-    tables: Sequence[str], scale: str, changes: Mapping[str, object], storage: Storage
-) -> dict[str, dict[str, Any]]:
+def requests(tables: Sequence[str], scale: str, changes: Mapping[str, object], storage: Storage) -> dict[str, Request]:
     """Return the requests that are packed, by file name."""
     if not tables:
-        kept = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
+        every = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
         kept = {
             file: request
-            for file, request in kept.items()
+            for file, request in every.items()
             if request["scale"] == scale and (not changes or request["set"] == changes)
         }
         if kept or changes:
             return kept
-    every = tables or [f"{name}/{table}" for name in tasks.names() for table in _tables_at(name, scale)]
-    return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes) for name in every)}
+        loadable = [task for task in map(find_loadable, tasks.names()) if task and scale in task.scales()]
+        tables = [f"{task.name}/{table}" for task in loadable for table in task.tables()]
+    return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes) for name in tables)}
 
 
-def _tables_at(name: str, scale: str) -> Iterator[str]:
-    """Yield the tables of a task that can be loaded and has the scale."""
-    try:
-        task = tasks.find(name)
-    except (ImportError, Missing):
-        return
-    yield from task.tables() if scale in task.scales() else ()
-
-
-def plan_of(request: Mapping[str, Any], storage: Storage) -> Plan:
+def plan_of(request: Request, storage: Storage) -> Plan:
     """Compile the table that a request names."""
-    name, scale, changes, rows = request["table"], request["scale"], request["set"], request.get("rows", ())
-    task, table = find_table(name)
-    return compile_plan({name: (task, table_at(task, table, scale, changes, rows))}, storage, scale, changes, rows)
+    tables = {request["table"]: table_of(request)}
+    return compile_plan(tables, storage, request["scale"], request["set"], request.get("rows", ()))
 
 
 @dataclass
@@ -207,11 +186,11 @@ class Packer:
     resume: bool
     files: dict[str, Reader] = field(default_factory=dict)
     """Path on the storage -> reads what is packed of it."""
-    requests: list[Mapping[str, Any]] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    data: dict[str, Record] = field(default_factory=dict)
     """Folder of a dataset -> what its `dataset.json` says."""
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """Return what the manifest says besides its members."""
         made = provenance.collect()
         names = ("host", "device", "system", "commit", "dirty", "versions")
@@ -223,13 +202,13 @@ class Packer:
         """Return the files, those of a kind together: they are alike, so that they compress well."""
         kinds: list[str] = ["request", "config", "provenance", "log", "scores", "shards"]
 
-        def key(path: str) -> tuple[Any, ...]:
+        def key(path: str) -> tuple[object, ...]:
             kind = kind_of(path) or ""
             return kind in LAST, kinds.index(kind) if kind in kinds else len(kinds), kind, path
 
         return {path: partial(self._checked, path) for path in sorted(self.files, key=key)}
 
-    def add(self, name: str, request: Mapping[str, Any]) -> None:
+    def add(self, name: str, request: Request) -> None:
         """Add what fills one table; nothing of a table that has no run at all."""
         plan = plan_of(request, self.storage)
         before = len(self.files)
@@ -284,10 +263,8 @@ class Packer:
             return
         self.result.runs += 1
         self._add_about(training)
-        for key in folder.folder.list("views"):
-            path = f"views/{key}/scores.json"
-            if folder.folder.exists(path):
-                self._file(f"{folder.path}/{path}")
+        for key in folder.scored_views():
+            self._file(f"{folder.path}/views/{key}/scores.json")
         for epoch in result["weights"] if self.weights else ():
             self._add_weights(folder, int(epoch))
 
@@ -297,8 +274,7 @@ class Packer:
         for name in ("config.json", "provenance.json", "metrics.jsonl"):
             if folder.folder.exists(name):
                 self._file(f"{folder.path}/{name}")
-        made = folder.folder.read_record("provenance.json", {}) if folder.folder.exists("provenance.json") else {}
-        self.data.setdefault(training.task.dataset.where(training.config), made.get("data") or {})
+        self.data.setdefault(training.task.dataset.where(training.config), folder.provenance().get("data") or {})
 
     def _add_weights(self, folder: RunFolder, epoch: int) -> None:
         if folder.folder.exists(weights_path(epoch)):
@@ -310,7 +286,7 @@ class Packer:
             place = scoring.folder.artifacts(view, weights_digest(scoring.folder, view))
             self._add_shards(scoring, [view], place, "summary.npz")
 
-    def _add_shards(self, scoring: Scoring, views: Sequence[Any], place: Storage, name: str) -> None:
+    def _add_shards(self, scoring: Scoring, views: Sequence[OwnView], place: Storage, name: str) -> None:
         """Add a file of each shard, and their list, if all are there."""
         path = place.root[len(self.storage.root) + 1 :]
         if f"{path}/{SHARDS}" in self.files and name == "summary.npz":
@@ -327,8 +303,7 @@ class Packer:
     def _add_combinations(self, plan: Plan) -> None:
         for combining in plan.combinings:
             if plan.whole(combining) and combining.scores(self.storage) is not None:
-                new = self._file(combining.path, partial(self._stripped, combining.path))
-                self.result.combinations += new
+                self.result.combinations += self._file(combining.path, partial(self._stripped, combining.path))
                 reads = combining.task.reads(combining.view)
                 self._add_shards(combining.members[0], reads, output_folder(combining, self.storage), "summary.npz")
 
@@ -365,7 +340,7 @@ def unpack(file: Path, storage: Storage) -> Unpacked:
     Raises:
         UserError: if the file is damaged or no bundle, or the storage cannot be written.
     """
-    about: dict[str, dict[str, object]] = {}
+    about: dict[str, dict[str, Record]] = {}
 
     def check(member: Member, data: bytes) -> None:
         try:
@@ -395,12 +370,12 @@ class Taker:
     added: set[tuple[str, str]] = field(default_factory=set)
     """Those that came in a bundle before: what they lack is added."""
 
-    def choose(self, about: Mapping[str, Mapping[str, Any]]) -> None:
+    def choose(self, about: Mapping[str, Mapping[str, Record]]) -> None:
         """Decide which runs are taken. `about`: fingerprint -> `config` and `result`, as the bundle has them."""
         for task_name, run in dict.fromkeys((member.task, member.run) for member in self.bundle.members if member.run):
             files = about.get(run, {})
             folder = RunFolder(self.storage, task_name, run)
-            task = _task(task_name)
+            task = find_loadable(task_name)
             if task is None or "config" not in files or not self._ours(task, run, files["config"]):
                 self.result.other_version.append(run)
                 continue
@@ -417,7 +392,7 @@ class Taker:
             if "result" in files and digest not in (None, files["result"]["data"]):
                 self.result.other_data.append(run)
 
-    def _ours(self, task: Task, run: str, result: Mapping[str, object]) -> bool:
+    def _ours(self, task: Task, run: str, result: Record) -> bool:
         """Return whether a config is of this version of its task, and the one that its run is named by."""
         try:
             config = _config(task, result)
@@ -476,14 +451,6 @@ def finish(pending: list[Future[None]]) -> None:
     pending.clear()
 
 
-def _config(task: Task, record: Mapping[str, Any]) -> Any:
+def _config(task: Task, record: Record) -> OwnConfig:
     """Return the config in a run's `config.json`."""
     return override(task.config(), record["config"])
-
-
-def _task(name: str) -> Task | None:
-    """Return a task; None of one that is not here, or does not load."""
-    try:
-        return tasks.find(name) if name in tasks.names() else None
-    except ImportError:
-        return None

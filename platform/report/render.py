@@ -157,9 +157,7 @@ def markdown(part: FilledTable) -> str:
         lines += [f"![{_plain(part.title)}]({slug_of(part)}.png)", ""]
     lines += [f"*{_plain(line)}*\n" for line in bundled(part)]
     lines += [f"{commit_line}\n"] if (commit_line := commits(part)) else []
-    for status_line in map(_claim_line, in_order(part.claims)):
-        lines.append(status_line)
-    lines += [""] if part.claims else []
+    lines += [*map(_claim_line, in_order(part.claims)), ""] if part.claims else []
     if notes := [*([part.note] if part.note else []), *remarks(part)]:
         lines += ["<details><summary>Settings and remarks</summary>", "", *(f"{_plain(note)}\n" for note in notes)]
         lines += ["</details>"]

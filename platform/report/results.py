@@ -10,8 +10,8 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from retable.platform.plan.plan import Combining, Plan, combinings, read_timing,
 from retable.platform.report import comparable, notebook
 from retable.platform.spec.claims import Status
 from retable.platform.spec.table import (
+    AnyRow,
     Column,
     Combined,
     Measurement,
@@ -38,6 +39,7 @@ from retable.platform.spec.table import (
 )
 from retable.platform.spec.task import KeyNumber, Task, find_scale
 from retable.platform.store.run import RunFolder, sha256
+from retable.platform.store.storage import Record
 from retable.platform.text import and_more
 
 if TYPE_CHECKING:
@@ -167,7 +169,7 @@ class FilledTable:
     """What the published setting takes: `trainings`, and `core_seconds`, roughly."""
     chosen: tuple[str, ...] = ()
     """Labels or patterns of the rows that the user chose; none: all. Other rows are not among `rows`."""
-    runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    runs: Mapping[str, Record] = field(default_factory=dict)
     """Fingerprint -> `task`, `command`, `config`, `provenance`, `usage`, `curves` of each run behind a number."""
 
     @property
@@ -195,15 +197,19 @@ class FilledTable:
         """Whether this scale leaves out all of its rows."""
         return not self.filled and not any(row.planned for row in self.rows)
 
+    @cached_property
+    def by_label(self) -> Mapping[tuple[str, str], Cell]:
+        """The cells by their row's label and their column's header."""
+        pairs = ((row, column, cell) for row in self.rows for column, cell in zip(self.columns, row.cells, strict=True))
+        return {(row.label, column.header): cell for row, column, cell in pairs}
+
     def cell(self, label: str, header: str) -> Cell:
         """Return a cell by its row and column.
 
         Raises:
             KeyError: if there is no such row or column.
         """
-        cells = {row.label: row.cells for row in self.rows}
-        place = {column.header: place for place, column in enumerate(self.columns)}
-        return cells[label][place[header]]
+        return self.by_label[label, header]
 
     def frame(self) -> pd.DataFrame:
         """Return the table as a data frame: a line for each cell; of a figure, a line for each replicate."""
@@ -211,7 +217,7 @@ class FilledTable:
 
         return pd.DataFrame([*(self._replicate_lines() if self.figure else self._cell_lines())])
 
-    def _cell_lines(self) -> Iterator[dict[str, Any]]:
+    def _cell_lines(self) -> Iterator[dict[str, object]]:
         for row in self.rows:
             for column, cell in zip(self.columns, row.cells, strict=True):
                 used = [r for r, value in zip(row.replicates, cell.values, strict=True) if value is not None]
@@ -231,7 +237,7 @@ class FilledTable:
                     "sources": " ".join(source_line(replicate.origin) for replicate in used),
                 }
 
-    def _replicate_lines(self) -> Iterator[dict[str, Any]]:
+    def _replicate_lines(self) -> Iterator[dict[str, object]]:
         for row in self.rows:
             for replicate in row.replicates:
                 origin = {"scale": self.scale, "source": source_line(replicate.origin), "diverged": replicate.diverged}
@@ -243,12 +249,12 @@ class FilledTable:
     def _repr_html_(self) -> str:
         return notebook.table_html(self)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Record:
         """Return it as plain values, which `of_json` reads."""
         return dataclasses.asdict(self)
 
     @staticmethod
-    def of_json(values: Mapping[str, Any]) -> FilledTable:
+    def of_json(values: Record) -> FilledTable:
         """Return a table from its `as_json`."""
         fields = dict(values)
         fields["columns"] = tuple(FilledColumn(**column) for column in fields["columns"])
@@ -260,7 +266,7 @@ class FilledTable:
         return FilledTable(**fields)
 
 
-def _row_of(values: Mapping[str, Any]) -> FilledRow:
+def _row_of(values: Record) -> FilledRow:
     replicates = tuple(
         FilledReplicate(**{**each, "origin": _origin_of(each["origin"]), "commands": tuple(each["commands"])})
         for each in values["replicates"]
@@ -269,7 +275,7 @@ def _row_of(values: Mapping[str, Any]) -> FilledRow:
     return FilledRow(values["label"], values["absent"], replicates, cells, values.get("planned", 0))
 
 
-def _origin_of(values: Mapping[str, Any]) -> Origin:
+def _origin_of(values: Record) -> Origin:
     return Origin(**{**values, "members": tuple(map(_origin_of, values["members"]))})
 
 
@@ -332,7 +338,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
 
 
 def _fill_row(
-    plan: Plan, name: str, row: Any, columns: Sequence[Column], results: Results, as_published: bool
+    plan: Plan, name: str, row: AnyRow, columns: Sequence[Column], results: Results, as_published: bool
 ) -> FilledRow:
     """Return a row's replicates and cells; diverged replicates are listed, in no cell."""
     of_row = [*results.select(row), *results.diverged(row)]
@@ -391,7 +397,7 @@ def _came(bundle: object, made: Mapping[str, object]) -> dict[str, str]:
 
 def _came_of(folder: RunFolder) -> dict[str, str]:
     bundle = folder.bundle()
-    return _came(bundle, comparable.provenance_of(folder)) if bundle else {}
+    return _came(bundle, folder.provenance()) if bundle else {}
 
 
 def _full(task: Task, name: str) -> dict[str, float]:
@@ -411,26 +417,25 @@ def _full(task: Task, name: str) -> dict[str, float]:
     return {"trainings": len(configs), "core_seconds": sum(map(task.cost, configs.values()))}
 
 
-def _runs(plan: Plan, task: Task, results: Results) -> dict[str, dict[str, Any]]:
+def _runs(plan: Plan, task: Task, results: Results) -> dict[str, Record]:
     """Return the facts about each run behind a number, each once."""
     states = {}
-    for replicate in (each for rows in results.replicates.values() for each in rows):
-        for config in [replicate.config] if replicate.config is not None else []:
-            folder = RunFolder.of(plan.storage, task, config)
-            if folder.fingerprint not in states and folder.folder.exists("provenance.json"):
-                result = folder.result() or {}
-                states[folder.fingerprint] = {
-                    "task": task.name,
-                    "usage": {key: result[key] for key in USAGE if isinstance(result.get(key), (int, float))},
-                    "curves": notebook.curves(folder.history())[:1],
-                    "command": train_line(task, config),
-                    "config": flatten(config),
-                    "provenance": folder.folder.read_record("provenance.json", {}),
-                }
+    for config in (each.config for rows in results.replicates.values() for each in rows if each.config is not None):
+        folder = RunFolder.of(plan.storage, task, config)
+        if folder.fingerprint not in states and folder.folder.exists("provenance.json"):
+            result = folder.result() or {}
+            states[folder.fingerprint] = {
+                "task": task.name,
+                "usage": {key: result[key] for key in USAGE if isinstance(result.get(key), (int, float))},
+                "curves": notebook.curves(folder.history())[:1],
+                "command": train_line(task, config),
+                "config": flatten(config),
+                "provenance": folder.provenance(),
+            }
     return states
 
 
-def adopted(task: Task, results: Results, runs: Mapping[str, Mapping[str, Any]]) -> str:
+def adopted(task: Task, results: Results, runs: Mapping[str, Record]) -> str:
     """Return which rows show weights that others trained, in words; empty if none does."""
     others = {digits for digits, run in runs.items() if "adopted" in run["provenance"]}
     if not others:
@@ -451,7 +456,7 @@ def train_line(task: Task, config: Config, epoch: int = 0) -> str:
     return " ".join(word for word in words if word)
 
 
-def commands(plan: Plan, name: str, row: Any, replicate: Replicate) -> tuple[str, ...]:
+def commands(plan: Plan, name: str, row: AnyRow, replicate: Replicate) -> tuple[str, ...]:
     """Return the command lines that make one replicate: `train`, `score` for a view, `reproduce` for a combined row."""
     task, _ = plan.tables[name]
     words = f"retable reproduce {name} --rows {shlex.quote(row.label)} --scale {plan.scale} {set_line(plan.changes)}"
@@ -501,9 +506,8 @@ def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replic
     result, view = folder.result(), replicate.view
     if result is None or plan.trainings[folder.path].status == "data changed":
         return None
-    filled, came = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", "")), {}
-    if "bundle" in result:
-        came = _came_of(folder)
+    filled = dataclasses.replace(replicate, history=folder.history(), diverged=result.get("diverged", ""))
+    came = _came_of(folder) if "bundle" in result else {}
     if view is None:
         return dataclasses.replace(filled, metrics=result["metrics"], origin=Origin(folder.fingerprint, bundle=came))
     weights = result["weights"].get(str(view.epoch), "")

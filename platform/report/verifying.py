@@ -12,9 +12,9 @@ import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from retable.platform.config import Config, View, override
 from retable.platform.errors import UserError
@@ -25,7 +25,7 @@ from retable.platform.spec import task as tasks
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.task import Task
 from retable.platform.store.run import RunFolder
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 
 Verdict = Literal["agrees bit for bit", "agrees within the tolerance", "differs", "not comparable"]
 TINY = 1e-9
@@ -46,12 +46,8 @@ class Checked:
     """Numbers that were compared."""
     tolerance: float = 0.0
     """Relative; 0: bit for bit."""
-    different: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    different: dict[str, tuple[object, object]] = field(default_factory=dict)
     """Metric -> what the bundle says, what it is here."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
 
     def line(self) -> str:
         """Return the outcome as one line."""
@@ -108,10 +104,9 @@ def _sent(unpacked: Storage, run: str) -> Sent:
     name = next(name for name in unpacked.folders("runs") if unpacked.exists(f"runs/{name}/{run}"))
     task, folder = tasks.find(name), RunFolder(unpacked, name, run)
     views: dict[str, View] = {}
-    for key in folder.folder.list("views"):
-        if folder.folder.exists(f"views/{key}/scores.json"):
-            record = folder.folder.read_record(f"views/{key}/scores.json", {"view": dict})
-            views[key] = override(task.view(), record["view"])
+    for key in folder.scored_views():
+        record = folder.folder.read_record(f"views/{key}/scores.json", {"view": dict})
+        views[key] = override(task.view(), record["view"])
     return Sent(task, folder, folder.config(task), views)
 
 
@@ -184,7 +179,7 @@ def _compared(sent: Sent, place: Storage, tolerance: float, refused: str = "") -
     return checked
 
 
-def _numbers(folder: RunFolder, views: Mapping[str, View]) -> dict[str, Any]:
+def _numbers(folder: RunFolder, views: Mapping[str, View]) -> dict[str, object]:
     """Return all numbers of a run but seconds, by name."""
     result = folder.result() or {"metrics": {}}
     numbers = dict(result["metrics"]) | {"diverged": result.get("diverged")}
@@ -199,7 +194,7 @@ def _numbers(folder: RunFolder, views: Mapping[str, View]) -> dict[str, Any]:
     return {name: value for name, value in numbers.items() if "seconds" not in name and value is not None}
 
 
-def other_conditions(task: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def other_conditions(task: str, was: Record, now: Record) -> str:
     """Return why two runs of one config need not be equal bit for bit; empty if they must be.
 
     Args:

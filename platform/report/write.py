@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from retable.platform.commit import code_root
 from retable.platform.console import errors
@@ -22,12 +22,24 @@ from retable.platform.report.findings import as_text, findings
 from retable.platform.report.html import in_order, papers_of, render
 from retable.platform.report.render import latex, markdown
 from retable.platform.report.results import FilledTable, fill, gather, slug, slug_of
-from retable.platform.spec.table import Figure, Results, Table
+from retable.platform.spec.table import AnyTable, Figure
 from retable.platform.spec.task import Task, find_table, folder, table_at
 from retable.platform.store.cache import Snapshot
 from retable.platform.store.provenance import processor_name
 from retable.platform.store.run import sha256
 from retable.platform.store.storage import Storage
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+
+class Request(TypedDict):
+    """Which table was asked for, as `tables/<name>.json` keeps it."""
+
+    table: str
+    scale: str
+    set: dict[str, object]
+    rows: NotRequired[list[str]]
 
 
 def fill_and_keep(plan: Plan, into: Storage | None = None) -> dict[str, FilledTable]:
@@ -45,18 +57,19 @@ def fill_and_keep(plan: Plan, into: Storage | None = None) -> dict[str, FilledTa
     return filled
 
 
-def request_of(table: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> dict[str, Any]:
+def request_of(table: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> Request:
     """Return the stored form of a requested table."""
-    return {"table": table, "scale": scale, "set": dict(changes), **({"rows": [*rows]} if rows else {})}
+    request = Request(table=table, scale=scale, set=dict(changes))
+    return Request(**request, rows=[*rows]) if rows else request
 
 
-def request_slug(request: Mapping[str, Any]) -> str:
+def request_slug(request: Request) -> str:
     """Return the name under which a request and its section are kept."""
     return slug(request["table"], request["scale"], request["set"], request.get("rows", ()))
 
 
 def keep_section(
-    request: Mapping[str, Any], of: tuple[Task, Table | Figure], storage: Storage, into: Storage, snapshot: Snapshot
+    request: Request, of: tuple[Task, AnyTable], storage: Storage, into: Storage, snapshot: Snapshot
 ) -> FilledTable:
     """Fill a requested table and write its files, with the inputs it was made of in its JSON."""
     name, table = request["table"], of[1]
@@ -66,7 +79,7 @@ def keep_section(
         part = fill(plan, name, results)
         files = {"csv": part.frame().to_csv(index=False).encode()} if part.filled else {}
         if isinstance(table, Figure):
-            files |= drawing(table, results) if part.filled else {}
+            files |= pictures(lambda: table.draw(results)) if part.filled else {}
             part = replace(part, drawn="png" in files)
         else:
             files["tex"] = latex(part).encode()
@@ -95,7 +108,7 @@ def _blamed(storage: Storage, name: str) -> Iterator[None]:
         raise UserError(f"{storage}: {name} cannot be filled ({one_line(error)}); {remedy}") from error
 
 
-def _kept_section(request: Mapping[str, Any], into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:
+def _kept_section(request: Request, into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:
     """Return a table as it was kept, and whether it was complete, if neither its inputs nor the code have changed."""
     path = f"{request_slug(request)}.json"
     if not into.exists(path):
@@ -131,7 +144,7 @@ def sections(storage: Storage, into: Storage) -> list[FilledTable]:
             try:
                 request = read_request(storage, f"tables/{file}")
                 kept = _kept_section(request, into, snapshot)
-                parts.append(kept[0] if kept else _new_section(request, storage, into, snapshot))
+                parts.append(kept[0] if kept else keep_section(request, table_of(request), storage, into, snapshot))
             except Exception as error:  # one bad request, or one claim that cannot be judged, must not hide the others
                 errors.print(f"left out of the report: tables/{file}: {one_line(error)}", markup=False)
     return parts
@@ -157,7 +170,7 @@ def kept_tables(storage: Storage) -> list[FilledTable]:
     return tables
 
 
-def read_request(storage: Storage, path: str) -> dict[str, Any]:
+def read_request(storage: Storage, path: str) -> Request:
     """Read which table was asked for.
 
     Raises:
@@ -166,14 +179,13 @@ def read_request(storage: Storage, path: str) -> dict[str, Any]:
     request = storage.read_record(path, {"table": str, "scale": str, "set": dict})
     if not isinstance(rows := request.get("rows", []), list) or not all(isinstance(each, str) for each in rows):
         raise UserError(f"{storage}/{path}: the entry 'rows' is no list of labels; remove it and run again")
-    return request
+    return cast(Request, request)
 
 
-def _new_section(request: Mapping[str, Any], storage: Storage, into: Storage, snapshot: Snapshot) -> FilledTable:
-    """Fill a table that was asked for."""
+def table_of(request: Request) -> tuple[Task, AnyTable]:
+    """Return the task and the table that a request names, at its scale and with its changes and rows."""
     task, table = find_table(request["table"])
-    at_scale = table_at(task, table, request["scale"], request["set"], request.get("rows", ()))
-    return keep_section(request, (task, at_scale), storage, into, snapshot)
+    return task, table_at(task, table, request["scale"], request["set"], request.get("rows", ()))
 
 
 def task_of(name: str) -> str:
@@ -211,13 +223,8 @@ DARK: Any = STYLE | {
 """The same for a page in the dark."""
 
 
-def drawing(figure: Figure, results: Results) -> dict[str, bytes]:
-    """Draw a figure: `png` and `svg`, and `dark.png` for a page in the dark; nothing where no axis would hold data."""
-    return pictures(lambda: figure.draw(results))
-
-
-def pictures(draw: Callable[[], Any]) -> dict[str, bytes]:
-    """Return a figure's files: `png` and `svg`, and `dark.png` for a page in dark colours."""
+def pictures(draw: Callable[[], Drawing]) -> dict[str, bytes]:
+    """Return a figure's files: `png` and `svg`, and `dark.png` for a page in dark colours; none if it has no data."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from retable.platform.config import Config, View, differences, override, override_lineage
+from retable.platform.config import Config, Fields, OwnConfig, OwnView, View, differences, override, override_lineage
 from retable.platform.errors import UserError
 from retable.platform.spec.claims import LEAST, NOT_JUDGED, UNTESTED, Verdict
 from retable.platform.text import and_more
@@ -47,20 +48,26 @@ def stored_key(function: Callable[..., object], name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Row:
-    """One line of a table: its training, its view, and its published numbers."""
+class _Line:
+    """What every line of a table has."""
 
     label: str
+    published: Mapping[str, float] = field(default_factory=dict)
+    """Column header -> the paper's number."""
+    absent: str = ""
+    """Why the row is not run here (at this scale, with these changes); empty where it is."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row(_Line):
+    """One line of a table: its training, its view, and its published numbers."""
+
     overrides: Mapping[str, object] | None = field(default_factory=dict)
     """The config, as differences from the paper's defaults; None where there is only a published value."""
     view: Mapping[str, object] | None = None
     """How to read the run, as differences from the default view; None reads the metrics of the training itself."""
-    published: Mapping[str, float] = field(default_factory=dict)
-    """Column header -> the paper's number."""
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Column header -> metric, where the row reads another one than its column says."""
-    absent: str = ""
-    """Why the row is not run here (at this scale, with these changes); empty where it is."""
 
 
 class Member(Protocol):
@@ -71,7 +78,7 @@ class Member(Protocol):
         """The row's label."""
 
     @property
-    def view(self) -> Any:
+    def view(self) -> OwnView:
         """How the row reads its run."""
 
     @property
@@ -83,27 +90,23 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Combined:
+class Combined(_Line):
     """A line that trains nothing: it joins the predictions of other lines (a vote, a mean, a choice by region)."""
 
-    label: str
     of: tuple[str, ...]
     """Labels of the rows that are joined, replicate by replicate; they have a view."""
     combine: Callable[[str, Sequence[Member]], Predictions]
     """(shard, members) -> the shard's joined predictions; a function of a module, called in an actor."""
     view: Mapping[str, object] = field(default_factory=dict)
     """How the joined predictions are scored, as differences from the first member's view."""
-    published: Mapping[str, float] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     """Labels of rows without which the line says nothing, where a scale leaves out some of those that it joins."""
-    absent: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Measurement:
+class Measurement(_Line):
     """A benchmark row; runs exclusively on one node and is keyed by device type."""
 
-    label: str
     measure: Callable[..., Mapping[str, float]]
     """Config -> metrics; a function of a module, so that a worker can import it."""
     arguments: Mapping[str, object] = field(default_factory=dict)
@@ -111,8 +114,6 @@ class Measurement:
     reads_data: bool = False
     """Whether `measure` also takes the config's data set, as `source`: a `Source`, or None where it is not there."""
     overrides: Mapping[str, object] = field(default_factory=dict)
-    published: Mapping[str, float] = field(default_factory=dict)
-    absent: str = ""
 
 
 AnyRow = Row | Combined | Measurement
@@ -147,12 +148,11 @@ def claim(text: str, check: Callable[..., Verdict], *rest: object, ours: bool = 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """Rows by columns, replicated over axes such as seeds and environments."""
+class _Replicated:
+    """What a table and a figure have in common: rows, replicated over axes such as seeds and environments."""
 
     title: str
     rows: Sequence[AnyRow]
-    columns: Sequence[Column]
     over: Mapping[str, Sequence[object]] = field(default_factory=dict)
     """Replicate axes: config path, or `view.` and a path of the view -> values."""
     claims: Sequence[Claim] = ()
@@ -165,25 +165,21 @@ class Table:
     note: str = ""
 
     def __repr__(self) -> str:
-        return f"<table of {len(self.rows)} rows: {self.title}>"
+        return f"<{type(self).__name__.lower()} of {len(self.rows)} rows: {self.title}>"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Table(_Replicated):
+    """Rows by columns."""
+
+    columns: Sequence[Column]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Figure(_Replicated):
     """A table whose lines are drawn, not printed."""
 
-    title: str
-    rows: Sequence[AnyRow]
     draw: Callable[[Results], Drawing]
-    over: Mapping[str, Sequence[object]] = field(default_factory=dict)
-    claims: Sequence[Claim] = ()
-    overrides: Mapping[str, object] = field(default_factory=dict)
-    changes: Mapping[str, object] = field(default_factory=dict)
-    left_out: Mapping[str, Sequence[object]] = field(default_factory=dict)
-    note: str = ""
-
-    def __repr__(self) -> str:
-        return f"<figure of {len(self.rows)} rows: {self.title}>"
 
 
 AnyTable = Table | Figure
@@ -228,9 +224,9 @@ class Replicate:
 
     label: str
     axes: Mapping[str, object]
-    config: Any
+    config: OwnConfig
     """The task's own class."""
-    view: Any | None
+    view: OwnView | None
     """The task's own class, with its epoch resolved; None where the training's own metrics are read."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """At the view's epoch."""
@@ -298,7 +294,7 @@ class Results:
         """Return a row's replicates whose training diverged: they are in no number. Raises KeyError as `select`."""
         return self._diverged[_label(row)]
 
-    def values(self, row: AnyRow | str, metric: str, **axes: object) -> np.ndarray[Any, Any]:
+    def values(self, row: AnyRow | str, metric: str, **axes: object) -> npt.NDArray[np.float64]:
         """Return a metric over the selected replicates that have it, shape (replicates,)."""
         chosen = self.select(row, **axes)
         return np.array([r.metrics[metric] for r in chosen if r.metrics.get(metric) is not None], float)
@@ -487,7 +483,7 @@ def drop_missing_members(row: Combined, rows: Sequence[AnyRow]) -> Combined:
     return dataclasses.replace(row, of=members or row.of, absent=absent)
 
 
-def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: Any) -> list[Replicate]:
+def expand(table: AnyTable, row: Row | Measurement, default: OwnConfig, default_view: OwnView) -> list[Replicate]:
     """Return every replicate of a row, not yet run. An axis that the row itself sets is not replicated."""
     if row.overrides is None:
         return []
@@ -499,7 +495,7 @@ def expand(table: AnyTable, row: Row | Measurement, default: Any, default_view: 
     scaled = {} if isinstance(row, Measurement) else table.overrides
     user, user_view = split_view(table.changes)
     base = override_lineage(override(default, row.overrides), scaled)
-    views: dict[Any, Any] = {}
+    views: dict[object, OwnView] = {}
     fixed = {path: value for path, value in row.overrides.items() if path in table.over}
     fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
     expanded = []
@@ -524,7 +520,7 @@ def split_view(changes: Mapping[str, object]) -> tuple[dict[str, object], dict[s
     return config, view
 
 
-def view_changes(default: View, config: Config, view: View) -> dict[str, Any]:
+def view_changes(default: View, config: Config, view: View) -> Fields:
     """Return a view as differences from the default; the last epoch is the default."""
     changes = differences(view, default)
     return {path: value for path, value in changes.items() if (path, value) != ("epoch", config.epochs)}

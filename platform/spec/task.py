@@ -15,12 +15,25 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
-from retable.platform.config import UnknownField, override, override_lineage
+from retable.platform.config import OwnConfig, OwnView, UnknownField, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec import extras
 from retable.platform.spec.resources import Requirements, Stage
+from retable.platform.spec.table import (
+    AnyRow,
+    AnyTable,
+    Combined,
+    Figure,
+    Table,
+    apply_overrides,
+    choose_rows,
+    drop_missing_members,
+    matches,
+    row_fields,
+    split_view,
+)
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
 
@@ -28,13 +41,17 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from retable.platform.spec.table import AnyTable, Figure, Table
     from retable.platform.train.worker import Worker
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
+    OwnData = Any
+    OwnLearner = Any
+    """Data and learner of the task's own classes: `Data` and `Learner` say what the platform knows of them."""
     State = dict[str, Any]
 
 
+Info: TypeAlias = Mapping[str, Any]
+"""The content of a `dataset.json`."""
 SCALES = {
     "smoke": "proves every path in seconds a row, for tests; its scores mean nothing",
     "quick": "a first look in minutes: one seed, models above the trivial baseline; no claim is judged",
@@ -94,7 +111,7 @@ class Source:
     """A dataset: its folder, and the content of its `dataset.json`."""
 
     folder: Storage
-    info: Mapping[str, Any]
+    info: Info
 
     @staticmethod
     def of(storage: Storage, where: str) -> Source:
@@ -116,21 +133,21 @@ class Source:
 class Dataset:
     """How a task comes by its data."""
 
-    where: Callable[[Any], str]
+    where: Callable[[OwnConfig], str]
     """Config -> the data set's folder, relative to `<storage>/data/`."""
-    prepare: Callable[[Any, Storage], None]
+    prepare: Callable[[OwnConfig, Storage], None]
     """(config, storage): make the data if they can be made here, else raise a UserError that says where to get them."""
     read: Callable[[Storage], Any]
     """folder -> `ray.data.Dataset` of its rows."""
     arrays: Callable[[Any], Arrays]
     """Arrow table -> the arrays that learners sample from."""
-    open: Callable[[Arrays | None, Source, Sequence[Any]], Data]
+    open: Callable[[Arrays | None, Source, Sequence[OwnConfig]], Data]
     """(arrays, the data set, configs of the members) -> data. No arrays: it reads the data set itself, as a stream."""
-    describe: Callable[[Mapping[str, Any]], str]
+    describe: Callable[[Info], str]
     """`dataset.json` -> the words a report puts beside every number that came from these data."""
-    published: Callable[[Mapping[str, Any]], bool] = lambda info: False
+    published: Callable[[Info], bool] = lambda info: False
     """`dataset.json` -> whether these are the paper's own data; on others no published number is subtracted."""
-    notes: Callable[[Sequence[Any], Source], Sequence[str]] = lambda configs, source: ()
+    notes: Callable[[Sequence[OwnConfig], Source], Sequence[str]] = lambda configs, source: ()
     """(configs that read a data set, the data set) -> lines that a plan says of that, such as what is held back."""
     streams: bool = False
     """Whether sets that are too large for memory (`bytes` in `dataset.json`) can be read as a stream."""
@@ -151,7 +168,7 @@ class Scale:
     """Row or Measurement -> the same at this scale, or the reason (text) why it is left out."""
     over: Mapping[str, Sequence[object]] = field(default_factory=dict)
     """Replicate axis -> the values that are run, of those that a table has; of none of them, these in their place."""
-    note: Callable[[Any], str] = lambda table: ""
+    note: Callable[[AnyTable], str] = lambda table: ""
     """Table (unscaled) -> the settings of this scale in words."""
 
     def __str__(self) -> str:
@@ -185,41 +202,41 @@ class Task:
     """What the summary of a run shows of the paper, beside the published number."""
     version: int
     """Raised whenever the code's numbers change: old runs then no longer count."""
-    config: type[Any]
-    view: type[Any]
+    config: type[OwnConfig]
+    view: type[OwnView]
     """A frozen dataclass of what can change without training again; it has a field `epoch` (0: the last)."""
     dataset: Dataset
-    learner: Callable[[Sequence[Any], Any, Worker], Learner]
-    validate: Callable[[Any, Any], Sequence[Mapping[str, float]]]
+    learner: Callable[[Sequence[OwnConfig], OwnData, Worker], Learner]
+    validate: Callable[[OwnLearner, OwnData], Sequence[Mapping[str, float]]]
     """(learner, data) -> cheap metrics of each member, taken with every checkpoint; the same on every rank."""
-    predict: Callable[[Any, Any, Mapping[str, Tensor], Source, str], Arrays]
+    predict: Callable[[OwnConfig, OwnView, Mapping[str, Tensor], Source, str], Arrays]
     """(config, view, weights, data set, shard) -> predictions, the costly stage. They are kept where a combined row
     joins them; what stays of the others is their summary."""
-    evaluate: Callable[[Any, Any, Mapping[str, Arrays], Source], Mapping[str, float]]
+    evaluate: Callable[[OwnConfig, OwnView, Mapping[str, Arrays], Source], Mapping[str, float]]
     """(config, view, shard -> summary, data set) -> scores; the shards of every view in `reads`."""
-    shards: Callable[[Any, Any, Source], Sequence[str]] = lambda config, view, source: ("all",)
+    shards: Callable[[OwnConfig, OwnView, Source], Sequence[str]] = lambda config, view, source: ("all",)
     """(config, view, data set) -> the names of the pieces that predictions are made, kept and combined in."""
-    summarise: Callable[[Any, Any, Arrays, Source, str], Arrays] = lambda config, view, predictions, source, shard: (
-        predictions
+    summarise: Callable[[OwnConfig, OwnView, Arrays, Source, str], Arrays] = (
+        lambda config, view, predictions, source, shard: predictions
     )
     """(config, view, predictions, data set, shard) -> the small arrays that scores are computed from."""
-    reads: Callable[[Any], Sequence[Any]] = lambda view: (view,)
+    reads: Callable[[OwnView], Sequence[OwnView]] = lambda view: (view,)
     """View -> the views whose predictions it is scored from: those that differ in a threshold share one."""
-    keep: Callable[[Any], Sequence[int]] = lambda config: ()
+    keep: Callable[[OwnConfig], Sequence[int]] = lambda config: ()
     """Config -> epochs whose weights are kept besides the last one and those that views name."""
-    early_stop: Callable[[Any], tuple[str, int] | None] = lambda config: None
+    early_stop: Callable[[OwnConfig], tuple[str, int] | None] = lambda config: None
     """Config -> (metric of `validate` to maximise, epochs to wait for a better one), or None."""
-    needs: Callable[[Any, Stage], Requirements] = lambda config, stage: Requirements()
+    needs: Callable[[OwnConfig, Stage], Requirements] = lambda config, stage: Requirements()
     """(config, stage) -> what its training, or the predictions of one view, take of a machine that has GPUs."""
-    group: Callable[[Any], Hashable]
+    group: Callable[[OwnConfig], Hashable]
     """Configs with equal keys may be trained as one stack."""
-    cost: Callable[[Any], float]
+    cost: Callable[[OwnConfig], float]
     """Config -> seconds of one CPU core that its training takes, roughly."""
-    gpu_work: Callable[[Any], tuple[str, float] | None] = lambda config: None
+    gpu_work: Callable[[OwnConfig], tuple[str, float] | None] = lambda config: None
     """Config -> (a rate of `python -m benchmarks gpu`, how many of its units a training takes), or None."""
-    view_cost: Callable[[Any, Any], float]
+    view_cost: Callable[[OwnConfig, OwnView], float]
     """(config, view) -> seconds of one CPU core that its predictions take, roughly."""
-    check: Callable[[Any, Any], None] = lambda config, view: None
+    check: Callable[[OwnConfig, OwnView], None] = lambda config, view: None
     """(config, view): called when both are planned; raises `UserError` where such a run cannot be scored so."""
     metrics: Sequence[str] = ()
     """What a sweep may search for the best of, among the scores and the log's metrics; `iou` also stands for `iou/...`.
@@ -285,8 +302,15 @@ def find(name: str) -> Task:
     if name not in names():
         raise UserError(f"no task {name!r}{nearest(name, names())}")
     extras.check(name)
-    task: Task = importlib.import_module(f"retable.tasks.{name}").TASK
-    return task
+    return cast(Task, importlib.import_module(f"retable.tasks.{name}").TASK)
+
+
+def find_loadable(name: str) -> Task | None:
+    """Return a task by name; None where there is none of that name, or what it needs is not installed."""
+    try:
+        return find(name) if name in names() else None
+    except ImportError:
+        return None
 
 
 def find_table(name: str) -> tuple[Task, Table | Figure]:
@@ -330,8 +354,6 @@ def table_at(
     Raises:
         UserError: if the task has no such scale, or no such fields.
     """
-    from retable.platform.spec.table import apply_overrides, choose_rows, row_fields
-
     axes = {path: values for path, values in changes.items() if path in table.over and isinstance(values, list)}
     if not all(axes.values()):
         raise UserError(f"{', '.join(axes)}: a list of no values; give one at least, such as [0]")
@@ -349,8 +371,6 @@ def check_rows(patterns: Sequence[str], tables: Iterable[AnyTable]) -> None:
     Raises:
         UserError: naming the rows whose labels are nearest.
     """
-    from retable.platform.spec.table import matches
-
     labels = list(dict.fromkeys(row.label for table in tables for row in table.rows))
     for pattern in patterns:
         if not any(matches(label, pattern) for label in labels):
@@ -364,8 +384,6 @@ def _check_fields(task: Task, changes: Mapping[str, object]) -> None:
     Raises:
         UserError: naming the field.
     """
-    from retable.platform.spec.table import split_view
-
     config, view = split_view(changes)
     override(task.view(), view, "view.")
     try:
@@ -373,26 +391,16 @@ def _check_fields(task: Task, changes: Mapping[str, object]) -> None:
     except UnknownField as error:
         ours = task.config.__dataclass_fields__
         absent = [name for name in (path.partition(".")[0] for path in config) if name not in ours]
-        having = [name for name in names() if absent and absent[0] in _fields(name)]
+        others = [other for other in map(find_loadable, names()) if other] if absent else []
+        having = [other.name for other in others if absent[0] in other.config.__dataclass_fields__]
         if not having:
             raise
         raise UserError(f"unknown field {absent[0]!r} of {task.name}: only {', '.join(having)} has it") from error
 
 
-def _fields(name: str) -> Mapping[str, object]:
-    """Return the fields of a task's config; none of one that cannot be had."""
-    try:
-        fields: Mapping[str, object] = find(name).config.__dataclass_fields__
-    except ImportError:
-        return {}
-    return fields
-
-
 def scaled(table: AnyTable, scale: Scale) -> AnyTable:
     """Return a table at a scale: its rows, replicates and note. Combined rows join those members that are run."""
-    from retable.platform.spec.table import Combined, drop_missing_members
-
-    rows: list[Any] = []
+    rows: list[AnyRow] = []
     for row in table.rows:
         small = row if isinstance(row, Combined) or row.overrides is None else scale.row(row)
         rows.append(dataclasses.replace(row, absent=small) if isinstance(small, str) else small)
@@ -411,7 +419,7 @@ def _kept(values: Sequence[object], run: Sequence[object]) -> Sequence[object]:
     return [value for value in values if value in run] or run or values
 
 
-def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> Any:
+def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> OwnConfig:
     """Return the task's default config at a scale, with changes, as `train` and `sweep` use it."""
     chosen = find_scale(task, scale)
     _check_fields(task, changes)

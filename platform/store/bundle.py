@@ -17,11 +17,12 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from pathlib import Path, PurePosixPath
+from typing import IO
 
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.store.run import safe, sha256
+from retable.platform.store.storage import Record
 
 FORMAT = 1
 MANIFEST = "bundle.json"
@@ -39,9 +40,10 @@ RECORD, ARRAYS, TENSORS = 32 << 20, 512 << 20, 4 << 30
 TOTAL = 16 << 30, 1 << 40
 """Bytes of all files at most: without, and with weights or checkpoints."""
 
-RUN = r"runs/(?P<task>[A-Za-z_]\w*)/(?P<run>[0-9a-f]{16})"
+TASK = r"[A-Za-z_]\w*"
+RUN = rf"runs/{TASK}/[0-9a-f]{{16}}"
 VIEW = rf"{RUN}/views/[^/]+"
-COMBINATION = r"combinations/(?P<task>[A-Za-z_]\w*)/[0-9a-f]{16}"
+COMBINATION = rf"combinations/{TASK}/[0-9a-f]{{16}}"
 SHARD = r"[0-9a-f]{16}/(?:[^/]+/){1,8}"
 KINDS: Mapping[str, tuple[str, int]] = {
     "config": (rf"{RUN}/config\.json", RECORD),
@@ -49,11 +51,11 @@ KINDS: Mapping[str, tuple[str, int]] = {
     "log": (rf"{RUN}/metrics\.jsonl", RECORD),
     "result": (rf"{RUN}/result\.json", RECORD),
     "scores": (rf"{VIEW}/scores\.json", RECORD),
-    "shards": (rf"(?:{VIEW}|{COMBINATION.replace('<task>', '<other>')})/[0-9a-f]{{16}}/shards\.json", RECORD),
+    "shards": (rf"(?:{VIEW}|{COMBINATION})/[0-9a-f]{{16}}/shards\.json", RECORD),
     "combination": (rf"{COMBINATION}/scores\.json", RECORD),
-    "measurement": (r"measurements/(?P<task>[A-Za-z_]\w*)/[^/]+\.json", RECORD),
+    "measurement": (rf"measurements/{TASK}/[^/]+\.json", RECORD),
     "request": (r"tables/[^/]+\.json", 64 << 10),
-    "summary": (rf"(?:{VIEW}|{COMBINATION.replace('<task>', '<other>')})/{SHARD}summary\.npz", ARRAYS),
+    "summary": (rf"(?:{VIEW}|{COMBINATION})/{SHARD}summary\.npz", ARRAYS),
     "predictions": (rf"{VIEW}/{SHARD}predictions\.npz", TENSORS),
     "weights": (rf"{RUN}/weights/epoch-\d{{4,9}}\.safetensors", TENSORS),
     "checkpoint": (rf"{RUN}/checkpoint-\d{{8,12}}/(?:model\.safetensors|state\.pt)", TENSORS),
@@ -78,19 +80,12 @@ class Member:
     @property
     def task(self) -> str:
         """The task whose file it is; empty for a table's request."""
-        groups = self._match.groupdict()
-        return str(groups.get("task") or groups.get("other") or "")
+        return "" if self.kind == "request" else self.path.split("/")[1]
 
     @property
     def run(self) -> str:
         """The run's fingerprint; empty for what belongs to no run."""
-        return str(self._match.groupdict().get("run") or "")
-
-    @property
-    def _match(self) -> re.Match[str]:
-        match = KIND[self.kind].fullmatch(self.path)
-        assert match is not None
-        return match
+        return self.path.split("/")[2] if self.path.startswith("runs/") else ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ class Bundle:
     file: Path
     id: str
     """SHA-256 of the file."""
-    about: Mapping[str, Any]
+    about: Record
     """The manifest without its list of members."""
     members: tuple[Member, ...] = field(repr=False)
 
@@ -139,7 +134,10 @@ def write_bundle(file: Path, about: Mapping[str, object], files: Mapping[str, Ca
     try:
         with disk_errors(str(file)):
             file.parent.mkdir(parents=True, exist_ok=True)
-            with lzma.open(writing, "wb", preset=6) as packed, _archive(packed) as archive:
+            with (
+                lzma.open(writing, "wb", preset=6) as packed,
+                tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
+            ):
                 _add(archive, MANIFEST, manifest)
                 for path, size, digest in listed:
                     try:
@@ -156,10 +154,6 @@ def write_bundle(file: Path, about: Mapping[str, object], files: Mapping[str, Ca
     finally:
         with suppress(OSError):
             writing.unlink()
-
-
-def _archive(stream: Any) -> tarfile.TarFile:
-    return tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT)
 
 
 def _add(archive: tarfile.TarFile, path: str, data: bytes) -> None:
@@ -232,7 +226,7 @@ def _whole(file: Path, stream: Stream, member: Member) -> bytes:
     return content
 
 
-def _manifest(file: Path, stream: Stream) -> tuple[dict[str, Any], tuple[Member, ...]]:
+def _manifest(file: Path, stream: Stream) -> tuple[Record, tuple[Member, ...]]:
     header = stream.header()
     if header is None or header[0] != MANIFEST or header[1] > MANIFEST_SIZE:
         raise UserError(f"{file}: no bundle of retable; `retable runs pack` writes one")
@@ -251,7 +245,7 @@ def _manifest(file: Path, stream: Stream) -> tuple[dict[str, Any], tuple[Member,
     heavy = bool(about.get("weights")) or bool(about.get("resume"))
     members = tuple(_member(file, each, heavy) for each in listed)
     paths = {member.path for member in members}
-    above = {str(parent) for path in paths for parent in _above(path)}
+    above = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
     if len(paths) != len(members) or paths & above:
         raise damaged(file, "two members have one path")
     if sum(member.size for member in members) > TOTAL[heavy]:
@@ -272,12 +266,6 @@ def _member(file: Path, listed: object, heavy: bool) -> Member:
     if not 0 <= size <= KINDS[kind][1] or not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise damaged(file, f"{path[:100]!r} has a size or digest that cannot be")
     return Member(path, kind, size, digest)
-
-
-def _above(path: str) -> Iterator[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 def damaged(file: Path, why: str) -> UserError:

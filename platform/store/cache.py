@@ -5,22 +5,24 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar, cast
 
 from pyarrow import fs
 
 from retable.platform.errors import disk_errors
-from retable.platform.store.index import Indexes
+from retable.platform.store.index import Index, place, unpack
 from retable.platform.store.patience import patient
 
+T = TypeVar("T")
 LISTED = ("runs", "combinations", "measurements", "tables")
 """Folders that are listed whole, in one go; of others each path is asked for by itself."""
 
-Stamp = list[Any] | None
+Stamp = list[int] | list[str] | None
 """What was found at a path: size and time of a file, the names in a folder; None where nothing is there."""
 
 
@@ -35,13 +37,14 @@ class Snapshot:
     works: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     """Path of a folder of three parts, such as a run's -> path in there of each file -> its size and time."""
     listed: set[str] = field(default_factory=set)
-    values: dict[Any, Any] = field(default_factory=dict)
+    values: dict[object, object] = field(default_factory=dict)
     """What was read, and what was made of it."""
     touched: dict[str, Stamp] = field(default_factory=dict)
     """Every path that was asked for, and what was there: while none of them changes, nor does what was made of them."""
-
-    def __post_init__(self) -> None:
-        self.indexes = Indexes(self._with_time)
+    indexes: dict[str, Index] = field(default_factory=dict)
+    """Task -> the index of its runs, read when it is first asked for."""
+    begun: float = field(default_factory=time.monotonic)
+    """When this was made, before anything was listed; seconds of this process's clock."""
 
     def path_of(self, filesystem: fs.FileSystem, path: str) -> str | None:
         """Return a path relative to the root, or None where it lies elsewhere."""
@@ -60,13 +63,13 @@ class Snapshot:
         content = self.stamp(path) or []
         return [name for name in content if isinstance(name, str)]
 
-    def memoize(self, key: object, make: Callable[[], object]) -> Any:
+    def memoize(self, key: object, make: Callable[[], T]) -> T:
         """Return `make()`, which is called the first time only."""
         if key not in self.values:
             self.values[key] = make()
-        return self.values[key]
+        return cast(T, self.values[key])
 
-    def read_indexed(self, path: str, make: Callable[[], object]) -> Any:
+    def read_indexed(self, path: str, make: Callable[[], T | None]) -> T | None:
         """Return `make()`, a summary of a finished run's file: from the index if that has this version of the file.
 
         Args:
@@ -75,8 +78,8 @@ class Snapshot:
         """
         stamp = self.stamp(path)
         _, task, run, inner = path.split("/", 3)
-        index = self.indexes.of(task)
-        value = index.kept(run, inner, stamp)
+        index = self.index(task)
+        value: T | None = index.kept(run, inner, stamp)
         if value is None and stamp is not None:
             parsed_key = ("json", path)
             before = parsed_key in self.values
@@ -91,16 +94,37 @@ class Snapshot:
         """Return whether `read_indexed` answers without reading the file, or no such file exists."""
         _, task, run, inner = path.split("/", 3)
         stamp = self._listed(path) if self._covers(path) else None
-        return stamp is None or self.indexes.of(task).kept(run, inner, stamp) is not None
+        return stamp is None or self.index(task).kept(run, inner, stamp) is not None
 
     def below(self, path: str) -> Mapping[str, tuple[int, int]]:
         """Return every file below a listed folder of three parts, such as a run's, with its size and time."""
         self._covers(path)
         return self.works.get(path, {})
 
-    def keep_index(self, write: Callable[[str, bytes], None], least: int = 50) -> None:
-        """Write the index, if more than a few entries are new."""
-        self.indexes.write(lambda task: self.folders.get(f"runs/{task}", {}), write, least)
+    def index(self, task: str) -> Index:
+        """Return the index of a task's runs."""
+        if task not in self.indexes:
+            content = self._with_time(place(task))
+            self.indexes[task] = unpack(*content) if content else Index()
+        return self.indexes[task]
+
+    def keep_index(
+        self,
+        write: Callable[[str, bytes], None],
+        least: int = 50,
+        alive: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        """Write the indexes to which at least so many runs were added.
+
+        Args:
+            write: (path, bytes).
+            least: of fewer, the next reader reads the files themselves.
+            alive: task -> its runs that are there; none: those that were listed.
+        """
+        for task, index in self.indexes.items():
+            if len(index.added) >= least:
+                runs = self.folders.get(f"runs/{task}", {}) if alive is None else alive.get(task, ())
+                write(place(task), index.packed(runs, time.monotonic() - self.begun))
 
     @contextmanager
     def record_reads(self) -> Iterator[dict[str, Stamp]]:
@@ -135,8 +159,8 @@ class Snapshot:
                 return
             self.works[work] = {sys.intern(parts[2]): stamp}
         above = top
-        for place, name in enumerate(parts[:2]):
-            is_file = place == len(parts) - 1
+        for depth, name in enumerate(parts[:2]):
+            is_file = depth == len(parts) - 1
             self.folders.setdefault(above, {})[name] = stamp if is_file else None
             above = f"{above}/{name}"
 
@@ -161,7 +185,7 @@ class Snapshot:
         with disk_errors(f"{self.root}/{path}"):
             info = self.filesystem.get_file_info(f"{self.root}/{path}" if path else self.root)
             if info.type != fs.FileType.Directory:
-                return _stamp(info) if info.type == fs.FileType.File else None
+                return [info.size, info.mtime_ns] if info.type == fs.FileType.File else None
             names = [each.base_name for each in self.filesystem.get_file_info(fs.FileSelector(info.path))]
         return sorted(name for name in names if not name.startswith(".writing-"))
 
@@ -219,10 +243,6 @@ def _walked(folder: str, above: str) -> Iterator[tuple[str, tuple[int, int]]]:
                         yield f"{above}{entry.name}", (about.st_size, about.st_mtime_ns)
     except (FileNotFoundError, NotADirectoryError):
         return
-
-
-def _stamp(info: Any) -> Stamp:
-    return [info.size, info.mtime_ns]
 
 
 _current: ContextVar[Snapshot | None] = ContextVar("snapshot", default=None)

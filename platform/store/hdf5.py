@@ -6,7 +6,6 @@ Links, virtual and external datasets may point into any other file of this machi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import h5py
 
@@ -15,7 +14,7 @@ from retable.platform.errors import UserError
 WRITE = "write the data itself into the file"
 
 
-def plain_entry(path: Path, group: h5py.Group, key: str, remedy: str) -> Any:
+def plain_entry(path: Path, group: h5py.Group, key: str, remedy: str) -> h5py.Group | h5py.Dataset:
     """Return a member of a group.
 
     Args:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import time
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,33 +107,3 @@ def unpack(data: bytes, written: int) -> Index:
             return Index({run.decode(): rest for run, _, rest in pairs if int(rest.partition(b" ")[0]) < trusted})
     except (OSError, EOFError, StopIteration, zlib.error, ValueError, KeyError, TypeError, RecursionError):
         return Index()
-
-
-@dataclass
-class Indexes:
-    """The indexes of a storage's tasks, each read when it is first asked for."""
-
-    read: Callable[[str], tuple[bytes, int] | None]
-    """Path -> a file's bytes and its time (ns), or None where there is none."""
-    listed: float = field(default_factory=time.monotonic)
-    """When the storage was listed, seconds of this process's clock."""
-    tasks: dict[str, Index] = field(default_factory=dict)
-
-    def of(self, task: str) -> Index:
-        """Return the index of a task's runs."""
-        if task not in self.tasks:
-            content = self.read(place(task))
-            self.tasks[task] = unpack(*content) if content else Index()
-        return self.tasks[task]
-
-    def write(self, alive: Callable[[str], Collection[str]], write: Callable[[str, bytes], None], least: int) -> None:
-        """Write the indexes to which at least so many runs were added.
-
-        Args:
-            alive: task -> its runs that are there.
-            write: (path, bytes).
-            least: of fewer, the next reader reads the files themselves.
-        """
-        for task, index in self.tasks.items():
-            if len(index.added) >= least:
-                write(place(task), index.packed(alive(task), time.monotonic() - self.listed))

@@ -19,13 +19,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
 from retable.platform.store.provenance import code_ran
 from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Record
 
 HEARTBEAT_SECONDS = 20.0
 """Seconds between the heartbeats of a lease."""
@@ -50,7 +50,7 @@ class Lease:
     folder: RunFolder
     number: int
     name: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     """The record of the attempt, besides its state and heartbeat."""
 
     @property
@@ -82,17 +82,12 @@ class Lease:
         self.folder.folder.write(f"{self.path}/{self.name}.json", _record(self.facts, state, beat))
 
 
-def _attempt_numbers(folder: RunFolder) -> list[int]:
-    """Return the numbers of the attempts at a run, ascending."""
-    return sorted(int(name) for name in folder.folder.list("attempts") if name.isdigit())
-
-
 def newest_number(folder: RunFolder) -> int:
     """Return the number of the newest attempt at a run; 0 where there is none."""
-    return max(_attempt_numbers(folder), default=0)
+    return max((int(name) for name in folder.folder.list("attempts") if name.isdigit()), default=0)
 
 
-def read(folder: RunFolder, number: int) -> dict[str, Any]:
+def read(folder: RunFolder, number: int) -> Record:
     """Return the record of an attempt; empty if it was never written completely."""
     for name in folder.folder.list(f"attempts/{number:04d}"):
         if name.endswith(".json"):
@@ -196,7 +191,7 @@ class StaleLeaseWatcher:
     """Watches a lease that another attempt owns, on this machine's monotonic clock."""
 
     folder: RunFolder
-    seen: tuple[Any, ...] = ()
+    seen: tuple[object, ...] = ()
     since: float = 0.0
 
     def poll(self) -> int:
@@ -211,7 +206,7 @@ class StaleLeaseWatcher:
         return number if time.monotonic() - self.since >= STALE_SECONDS else 0
 
 
-def _self() -> dict[str, Any]:
+def _self() -> dict[str, object]:
     return {
         "host": platform.node(),
         "place": process_namespace(),

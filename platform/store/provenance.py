@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from retable.platform import commit
 from retable.platform.errors import redact_command
@@ -22,7 +21,7 @@ UNKNOWN = "commit not known"
 
 
 @functools.cache
-def _git() -> dict[str, Any]:
+def _git() -> dict[str, object]:
     """Return the commit of the code that this process runs, and whether it has changes; empty where it is not known."""
     return commit.current(commit.code_root())
 
@@ -108,12 +107,12 @@ def here() -> dict[str, str]:
     return {"device": device_name(), "system": platform.platform(), "host": platform.node()}
 
 
-def code_ran(task: str) -> dict[str, Any]:
+def code_ran(task: str) -> dict[str, object]:
     """Return which code a task's numbers come from: `commit` and `dirty`, if known, and `code`."""
     return {**_git(), "code": code_of(task)}
 
 
-def collect(task: str = "") -> dict[str, Any]:
+def collect(task: str = "") -> dict[str, object]:
     """Return the provenance of this process's work; its command is stored without secrets.
 
     Args:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from retable.platform.config import describe
 from retable.platform.errors import UserError, disk_errors, nearest
@@ -23,7 +23,7 @@ from retable.platform.store.cache import Snapshot, gc_paused, is_text, listed
 from retable.platform.store.index import Entry, Index
 from retable.platform.store.lease import STALE_SECONDS
 from retable.platform.store.run import RunFolder, outcome_of
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 
 State = Literal["finished", "diverged", "running", "stale", "incomplete", "failed", "corrupt"]
 """`stale`: in training, with a heartbeat older than two minutes. `incomplete`: unfinished, and no process owns it."""
@@ -65,13 +65,13 @@ class Run:
     commit: str = ""
     bundle: str = ""
     """First digits of the bundle that it came in; empty for a run that was trained here."""
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Record = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return it as plain data."""
         return asdict(self)
 
-    def value(self, name: str) -> Any:
+    def value(self, name: str) -> object:
         """Return one of these fields, or of the config's, by its path; None where the run has none such."""
         return getattr(self, name) if name in FIELDS else self.config.get(name)
 
@@ -97,13 +97,13 @@ def list_runs(storage: Storage, task: str = "", done: Callable[[int, int], None]
         raise UserError(f"{storage}: no runs of {task or 'any task'}{nearest(task, present) if task else ''}")
     taken = Snapshot(storage.filesystem, storage.root)
     listed: list[Run] = []
-    names = {}
+    names: dict[str, set[str]] = {}
     with gc_paused():
         for name in tasks:
             runs, names[name] = _runs_of(storage, name, taken, done)
             listed += runs
     with suppress(UserError, OSError):  # a storage for reading only has no index
-        taken.indexes.write(lambda name: names.get(name, ()), storage.write, 50)
+        taken.keep_index(storage.write, alive=names)
     return sorted(listed, key=lambda run: (-run.changed, run.task, run.run))
 
 
@@ -111,7 +111,7 @@ def _runs_of(
     storage: Storage, task: str, taken: Snapshot, done: Callable[[int, int], None] | None
 ) -> tuple[list[Run], set[str]]:
     """Return a task's runs, and the names of their folders."""
-    index, folder = taken.indexes.of(task), f"runs/{task}"
+    index, folder = taken.index(task), f"runs/{task}"
     times = _folder_times(storage, folder) if storage.is_local else dict.fromkeys(taken.names(folder), 0)
     runs: list[Run] = []
     changed: dict[str, Files | None] = {}
@@ -180,9 +180,9 @@ def _from_index(task: str, run: str, entry: Entry) -> Run | None:
 def finished(
     task: str,
     run: str,
-    result: Mapping[str, Any],
-    config: Mapping[str, Any],
-    made: Mapping[str, Any],
+    result: Record,
+    config: Record,
+    made: Record,
     at: float,
     size: int,
 ) -> Run:
@@ -242,9 +242,7 @@ def look_at(folder: RunFolder, files: Files, index: Index, when: int, now: float
     return run
 
 
-def unfinished(
-    run: Run, folder: RunFolder, files: Files, config: Mapping[str, Any], made: Mapping[str, Any], now: float
-) -> Run:
+def unfinished(run: Run, folder: RunFolder, files: Files, config: Record, made: Record, now: float) -> Run:
     """Return an unfinished run with its progress and owner."""
     number, attempt, beaten = _newest_attempt(folder, files)
     run.config, run.epochs = config, config.get("epochs") or 0
@@ -265,7 +263,7 @@ def unfinished(
     return run
 
 
-def _newest_attempt(folder: RunFolder, files: Files) -> tuple[int, Mapping[str, Any], float]:
+def _newest_attempt(folder: RunFolder, files: Files) -> tuple[int, Record, float]:
     """Return the number of a run's last attempt, its record, and the time of its last write (seconds since 1970)."""
     parts = ((re.fullmatch(r"attempts/(\d+)/[^/]+\.json", path), stamp) for path, stamp in files.items())
     every = [(int(match[1]), stamp[1] or 0, match[0]) for match, stamp in parts if match]

@@ -10,10 +10,10 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from io import BytesIO
-from typing import Any
 
-from retable.platform.store.bundle import ARRAYS, Member
+from retable.platform.store.bundle import ARRAYS, HEAVY, Member
 from retable.platform.store.run import epoch_row, is_shards
+from retable.platform.store.storage import Record
 
 LARGEST = 1 << 63
 """Whole numbers that are larger are no measurement, and overflow where they are shown."""
@@ -27,6 +27,19 @@ class Malformed(Exception):
     """A file does not match the schema of its kind; the text says why."""
 
 
+ENTRIES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "config": {"task": str, "version": int, "config": dict},
+    "provenance": {},
+    "result": {"data": str, "metrics": dict, "weights": dict, "seconds": (int, float)},
+    "scores": {"view": dict, "weights": str, "metrics": dict},
+    "combination": {"inputs": list, "metrics": dict},
+    "measurement": {"metrics": dict},
+    "request": {"table": str, "scale": str, "set": dict},
+    "manifest": {"model.safetensors": str, "state.pt": str},
+}
+"""Kind of a JSON object -> the entries that it must have."""
+
+
 def check_content(member: Member, data: bytes) -> None:
     """Check the content of a member of a bundle.
 
@@ -37,13 +50,15 @@ def check_content(member: Member, data: bytes) -> None:
     Raises:
         Malformed: if it does not hold what its kind asks for.
     """
-    if member.kind in ("summary", "predictions", "weights", "checkpoint"):
-        if member.kind == "summary":
-            _arrays(data)
-        return
-    if member.kind == "log":
+    if member.kind == "summary":
+        _arrays(data)
+    elif member.kind == "log":
         _log(data)
-        return
+    elif member.kind not in HEAVY:
+        _check_json(member, data)
+
+
+def _check_json(member: Member, data: bytes) -> None:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -54,15 +69,15 @@ def check_content(member: Member, data: bytes) -> None:
         return
     if not isinstance(content, dict):
         raise Malformed("it is no object")
-    CHECKS[member.kind](content)
+    for name, kind in ENTRIES[member.kind].items():
+        if not isinstance(content.get(name), kind) or isinstance(content[name], bool):
+            raise Malformed(f"the entry {name!r} is missing or of the wrong type")
+    if "metrics" in ENTRIES[member.kind]:
+        _numbers(content["metrics"], "metrics")
+    if member.kind in CHECKS:
+        CHECKS[member.kind](content)
     if member.run and member.kind == "config" and content["task"] != member.task:
         raise Malformed("it is another task's")
-
-
-def _entries(record: Mapping[str, object], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
-    for name, kind in kinds.items():
-        if not isinstance(record.get(name), kind) or (isinstance(record[name], bool) and kind is not bool):
-            raise Malformed(f"the entry {name!r} is missing or of the wrong type")
 
 
 def _numbers(values: object, name: str) -> None:
@@ -78,10 +93,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < LARGEST)
 
 
-def _config(record: Mapping[str, object]) -> None:
-    _entries(record, {"task": str, "version": int, "config": dict})
-
-
 def _provenance(record: Mapping[str, object]) -> None:
     for name in WORDS:
         if not isinstance(record.get(name), (str, type(None))):
@@ -93,54 +104,28 @@ def _provenance(record: Mapping[str, object]) -> None:
         raise Malformed("the entry 'data' is no dataset's")
 
 
-def _result(record: Mapping[str, Any]) -> None:
-    _entries(record, {"data": str, "metrics": dict, "weights": dict, "seconds": (int, float)})
-    _numbers({**record["metrics"], "seconds": record["seconds"]}, "metrics")
+def _result(record: Record) -> None:
+    _numbers({"seconds": record["seconds"], "attempts": record.get("attempts", 1)}, "metrics")
     _numbers(record.get("used", {}), "used")
-    _numbers({"attempts": record.get("attempts", 1)}, "attempts")
     if not isinstance(record.get("diverged", ""), str):
         raise Malformed("the entry 'diverged' is no text")
     if not all(DIGEST.fullmatch(f"{epoch} {digest}") for epoch, digest in record["weights"].items()):
         raise Malformed("the entry 'weights' holds no digests by epoch")
 
 
-def _scores(record: Mapping[str, object]) -> None:
-    _entries(record, {"view": dict, "weights": str, "metrics": dict})
-    _numbers(record["metrics"], "metrics")
-
-
-def _combination(record: Mapping[str, object]) -> None:
-    _entries(record, {"inputs": list, "metrics": dict})
-    _numbers(record["metrics"], "metrics")
-
-
 def _measurement(record: Mapping[str, object]) -> None:
-    _entries(record, {"metrics": dict})
-    _numbers(record["metrics"], "metrics")
     made = record.get("provenance", {})
     if not isinstance(made, dict) or not isinstance(record.get("measured on", ""), str):
         raise Malformed("its provenance is no object")
     _provenance(made)
 
 
-def _request(record: Mapping[str, object]) -> None:
-    _entries(record, {"table": str, "scale": str, "set": dict})
-
-
-def _manifest(record: Mapping[str, object]) -> None:
-    _entries(record, {"model.safetensors": str, "state.pt": str})
-
-
-CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
-    "config": _config,
+CHECKS: Mapping[str, Callable[[Record], None]] = {
     "provenance": _provenance,
     "result": _result,
-    "scores": _scores,
-    "combination": _combination,
     "measurement": _measurement,
-    "request": _request,
-    "manifest": _manifest,
 }
+"""Kind of a JSON object -> what is checked of it besides its entries and metrics."""
 
 
 def _log(data: bytes) -> None:

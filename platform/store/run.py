@@ -31,14 +31,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retable.platform.config import Config, View, choice_name, fingerprint, flatten, naming, override
+from retable.platform.config import Config, OwnConfig, View, choice_name, fingerprint, flatten, naming, override
 from retable.platform.errors import UserError
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from retable.platform.spec.task import Task
+    from retable.platform.spec.task import State, Task
 
 
 CHECKPOINT = ("model.safetensors", "state.pt")
@@ -91,7 +91,7 @@ class RunFolder:
         """Keep why the run failed, for whoever asks later."""
         self.folder.write_json("failure.json", {"why": why, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> Record | None:
         """Return `result.json`, or None while the run is not finished.
 
         Raises:
@@ -105,13 +105,17 @@ class RunFolder:
         check_numbers(f"{self.folder}/result.json", record["metrics"], self._again)
         return record
 
-    def outcome(self) -> dict[str, Any] | None:
+    def outcome(self) -> Record | None:
         """Return `result.json` but its metrics, and the epoch it ended at: all that a plan asks for.
 
         Raises:
             UserError: where the file is damaged.
         """
         return self.folder.read_indexed("result.json", lambda: outcome_of(self.result()))
+
+    def provenance(self) -> Record:
+        """Return what was recorded when the run began; nothing where that is not there, as a bundle may lack it."""
+        return self.folder.read_record("provenance.json", {}) if self.folder.exists("provenance.json") else {}
 
     def bundle(self) -> Mapping[str, Any]:
         """Return which bundle the run came in (`id`, `packed`, `host`, `device`); empty for a run trained here."""
@@ -122,7 +126,7 @@ class RunFolder:
         """Return whether the run came in a bundle that left out the weights of an epoch."""
         return bool(self.bundle()) and not self.folder.exists(weights_path(epoch))
 
-    def config(self, task: Task) -> Any:
+    def config(self, task: Task) -> OwnConfig:
         """Return the run's config.
 
         Raises:
@@ -137,7 +141,7 @@ class RunFolder:
         except (UserError, TypeError, ValueError) as error:
             raise UserError(f"{self.folder}/config.json: {error}; {self._again}") from error
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[Record]:
         """Return the lines of `metrics.jsonl`, one an epoch.
 
         A last line that is half written is left out while the run is not finished: such a run goes on from its
@@ -148,7 +152,7 @@ class RunFolder:
         """
         return list(self.folder.memoize("metrics.jsonl", "rows", self._history))
 
-    def _history(self) -> list[dict[str, Any]]:
+    def _history(self) -> list[Record]:
         try:
             lines = self.folder.read("metrics.jsonl").splitlines()
         except FileNotFoundError:
@@ -200,7 +204,7 @@ class RunFolder:
         manifest = {name: sha256(data) for name, data in files.items()}
         self.folder.write_json(f"checkpoint-{step:08d}/manifest.json", manifest)
 
-    def load_checkpoint(self, step: int) -> dict[str, Any]:
+    def load_checkpoint(self, step: int) -> State:
         """Read a checkpoint.
 
         Raises:
@@ -259,19 +263,14 @@ class RunFolder:
             raise UserError(f"{self.folder}: it came in a bundle without the weights of epoch {epoch}; {self._again}")
         return load(self._verified(weights_path(epoch), digest))
 
-    def scores(self, view: View, weights: str) -> dict[str, Any] | None:
+    def scores(self, view: View, weights: str) -> Record | None:
         """Return a view's scores if they were taken from exactly these weights (by digest).
 
         Raises:
             UserError: where the file is damaged.
         """
-        path = f"views/{view_key(view)}/scores.json"
-        try:
-            record = self.folder.read_record(path, {"weights": str, "metrics": dict})
-        except FileNotFoundError:
-            return None
-        check_numbers(f"{self.folder}/{path}", record["metrics"], "remove it and run again")
-        return record if record["weights"] == weights else None
+        record = self._scores(f"views/{view_key(view)}/scores.json")
+        return record if record.get("weights") == weights else None
 
     def scored(self, view: View, weights: str) -> bool:
         """Return whether a view's scores exist for exactly these weights.
@@ -280,17 +279,20 @@ class RunFolder:
             UserError: where the file is damaged.
         """
         path = f"views/{view_key(view)}/scores.json"
-        return self.folder.read_indexed(path, lambda: self._scores_of(path)) == weights
+        return self.folder.read_indexed(path, lambda: self._scores(path).get("weights")) == weights
 
-    def _scores_of(self, path: str) -> str | None:
-        """Return the digest of the weights that scores were taken from; None where there are none."""
+    def _scores(self, path: str) -> Record:
+        """Return the scores in a file; nothing where there are none."""
         try:
             record = self.folder.read_record(path, {"weights": str, "metrics": dict})
         except FileNotFoundError:
-            return None
+            return {}
         check_numbers(f"{self.folder}/{path}", record["metrics"], "remove it and run again")
-        digest: str = record["weights"]
-        return digest
+        return record
+
+    def scored_views(self) -> list[str]:
+        """Return the names of the folders of views that have scores."""
+        return [key for key in self.folder.list("views") if self.folder.exists(f"views/{key}/scores.json")]
 
     def save_scores(self, view: View, weights: str, metrics: Mapping[str, float], seconds: float) -> None:
         """Keep a view's scores."""
@@ -315,7 +317,7 @@ class RunFolder:
         return f"remove {self.folder if self.storage.is_local else self.path} to train this run again"
 
 
-def outcome_of(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def outcome_of(result: Record | None) -> Record | None:
     """Return a result but its metrics, with the epoch it ended at."""
     if result is None:
         return None
@@ -324,7 +326,7 @@ def outcome_of(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def epoch_row(line: bytes) -> dict[str, Any] | None:
+def epoch_row(line: bytes) -> Record | None:
     """Return a line of a log, or None where it is not an epoch's."""
     try:
         row = json.loads(line)

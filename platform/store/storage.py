@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pyarrow import ArrowInvalid, fs
 
@@ -20,6 +20,8 @@ from retable.platform.store import cache as snapshot
 from retable.platform.store.patience import note_answer, patient
 
 T = TypeVar("T")
+Record: TypeAlias = dict[str, Any]
+"""A JSON object, as it was read."""
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """pyarrow's own: an object appears whole when its stream is closed, and there are no folders to make."""
@@ -153,15 +155,14 @@ class Storage:
         if known is None:
             return make()
         known[0].stamp(known[1])
-        value: T = known[0].memoize((what, known[1]), make)
-        return value
+        return known[0].memoize((what, known[1]), make)
 
     def read_indexed(self, path: str, make: Callable[[], T]) -> T | None:
         """Return `make()`, a summary of a finished run's file; within a snapshot possibly from the index."""
         known = snapshot.current(self.filesystem, self._path(path))
         if known is None:
             return make()
-        value: T | None = known[0].memoize(("brief", known[1]), lambda: known[0].read_indexed(known[1], make))
+        value = known[0].memoize(("brief", known[1]), lambda: known[0].read_indexed(known[1], make))
         known[0].stamp(known[1])
         return value
 
@@ -182,7 +183,7 @@ class Storage:
 
     def read_record(
         self, path: str, entries: Mapping[str, type | tuple[type, ...]], remedy: str = "remove it and run again"
-    ) -> dict[str, Any]:
+    ) -> Record:
         """Return the object in a JSON file; it may hold more than these entries.
 
         Args:

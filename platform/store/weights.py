@@ -120,7 +120,7 @@ WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "network",
 """Names under which checkpoints keep a network's state dict."""
 
 
-def _loaded(file: Path, data: bytes, known: str) -> Any:
+def _loaded(file: Path, data: bytes, known: str) -> object:
     """Unpickle plain values and tensors by PyTorch's safe reader; other containers and values become empty ones.
 
     Raises:

@@ -153,6 +153,14 @@ def test_a_mistake_is_one_line_and_status_2(retable, tmp_path, words, said):
     assert said in found.stderr and found.stderr.count("\n") == 1 and "Traceback" not in found.stderr
 
 
+def test_a_table_of_chosen_rows_that_was_not_filled_is_listed(retable, tmp_path):
+    request = {"table": "line/table1", "scale": "smoke", "set": {}, "rows": ["fast"]}
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "chosen.json").write_text(json.dumps(request))
+    found = retable("tables", "--storage", str(tmp_path))
+    assert found.returncode == 0 and "asked for, and not filled" in found.stdout
+
+
 @pytest.mark.slow
 def test_missing_d4rl_data_say_where_to_get_them(retable, tmp_path):
     found = retable("reproduce", "rl/figure1", "--scale", "paper", "--storage", str(tmp_path))
