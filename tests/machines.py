@@ -138,7 +138,9 @@ def machines():
         shared = Path(folder)
         shared.chmod(0o777)
         (shared / "hosts").write_text("127.0.0.1 localhost\n")
-        (shared / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # refuses at once; gRPC waits for one that does not
+        (shared / "resolv.conf").write_text(
+            "nameserver 127.0.0.1\n"
+        )  # refuses at once; gRPC waits for one that does not
         made = Machines(shared)
         run("ip", "netns", "add", made.net)
         try:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from retable.platform.report.results import FilledTable
-from retable.platform.spec.table import Origin
 
 
 def runs_of(table: FilledTable) -> set[str]:
     """Return the fingerprints of the runs behind a table's numbers, those included that others were joined of."""
-    origins = [replicate.origin for row in table.rows for replicate in row.replicates]
-    return {origin.run for origin_of in origins for origin in (origin_of, *_members(origin_of))}
+    replicates = [replicate for row in table.rows for replicate in row.replicates]
+    return {origin.run for replicate in replicates for origin in replicate.origin.parts()}
 
 
 def cell_of(fingerprint: str, scale: str, tables: Sequence[FilledTable]) -> str:
@@ -29,9 +28,3 @@ def cell_of(fingerprint: str, scale: str, tables: Sequence[FilledTable]) -> str:
                 if any(cell.values[place] is not None for place in places):
                     return f"{table.name}/{row.label}/{column.header}"
     return ""
-
-
-def _members(origin: Origin) -> Iterator[Origin]:
-    for member in origin.members:
-        yield member
-        yield from _members(member)

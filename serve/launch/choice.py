@@ -19,6 +19,7 @@ from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
 from retable.platform.spec.task import find_table
 from retable.platform.store.storage import Storage
+from retable.serve.ingress.replies import Json
 from retable.serve.launch.cells import cell_of, runs_of
 from retable.serve.launch.models import Model, keep
 
@@ -217,7 +218,7 @@ def of_file(task: str, name: str, data: bytes, why: str, storage: Storage) -> Mo
     return keep(data, storage, task=task, name=place, variant=variant, why=why, about=about)
 
 
-def known(task: str, exported: Any) -> dict[str, Any]:
+def known(task: str, exported: Any) -> Json:
     """Return what is to be known of a file beyond what it says of itself: how to ask its model."""
     if task == "audio":  # what tells whether an index was made with it
         return {"weights": exported.fingerprint}
