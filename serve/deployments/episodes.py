@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Json, Problem
 from retable.tasks.rl.config import View
@@ -20,8 +20,6 @@ from retable.tasks.rl.export import Exported
 from retable.tasks.rl.formats.compact import deployable
 from retable.tasks.rl.play.acting import player
 from retable.tasks.rl.play.evaluate import play as simulate
-
-Array = npt.NDArray[Any]
 
 PER_SECOND = 25
 """Pictures of a second of simulated time, at most."""

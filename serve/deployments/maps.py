@@ -7,18 +7,18 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from retable.platform.spec.arrays import Array
 from retable.serve.ingress.replies import Reply, wrong
 from retable.tasks.weather.config import STEPS, View
 from retable.tasks.weather.metrics import MINUTES
 from retable.tasks.weather.tools.forecasts.netcdf import export
 
-Array = npt.NDArray[Any]
 Format = Literal["npz", "netcdf", "png", "gif"]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 

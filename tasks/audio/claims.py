@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import Estimate, Verdict, join, judge, mean_of, too_few, untested
 from retable.platform.spec.table import AnyRow, Claim, Replicate, Results, claim
 from retable.platform.text import plural
@@ -50,13 +49,13 @@ Pair = tuple[AnyRow, AnyRow]
 """The row that should be better, and the other."""
 
 
-def precisions(replicate: Replicate) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def precisions(replicate: Replicate) -> tuple[Array, Array]:
     """Return AP@10 of every caption, and the recording it is clustered by: both (captions,)."""
     scores = per_query(replicate.summaries())
     return scores["map10"], scores["recording"]
 
 
-def estimate(values: npt.NDArray[Any], recordings: npt.NDArray[Any], of: str = "") -> Estimate:
+def estimate(values: Array, recordings: Array, of: str = "") -> Estimate:
     """Return the mean of shares (seeds, captions) with its interval, in per cent, and what it rests on."""
     number = plural(len(set(recordings.tolist())), "recording")
     about = f"mAP@10{of}, {plural(len(values), 'seed')}, {number}"

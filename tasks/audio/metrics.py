@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from jaxtyping import Bool, Float, Int
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import Estimate, joint_of
 from retable.platform.train.seeds import generator
-
-Array = npt.NDArray[Any]
 
 DEPTH = 10
 """Ranks that the challenge's scores look at."""

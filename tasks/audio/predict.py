@@ -7,14 +7,14 @@ scored in bounded memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.train.worker import best_device
 from retable.tasks.audio import metrics
@@ -27,7 +27,6 @@ from retable.tasks.audio.world.generate import relevant
 if TYPE_CHECKING:
     from retable.tasks.audio.model import DualEncoder, Encoders
 
-Array = npt.NDArray[Any]
 Summaries = Mapping[str, Mapping[str, Array]]
 
 BLOCK = 1024

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
 from retable.platform.errors import UserError
 from retable.platform.execute.streams import read_blocks
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source, data_folder
 from retable.platform.store.storage import Storage
 from retable.platform.train import seeds
@@ -47,7 +47,6 @@ from retable.tasks.rl.recordings.episodes import COLUMNS, Recording, Rows, find_
 if TYPE_CHECKING:
     import ray.data
 
-Array = npt.NDArray[Any]
 
 PROVENANCE: dict[str, type | tuple[type, ...]] = {
     "source": str,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,14 +15,13 @@ from retable.platform.api import TrainedRun
 from retable.platform.config import flatten, override
 from retable.platform.errors import UserError
 from retable.platform.models import export
+from retable.platform.spec.arrays import Array
 from retable.platform.store import weights
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.predict import BATCH, check, forecast, load
 from retable.tasks.weather.w4c.preprocess import CHANNELS, normalise
-
-Array = npt.NDArray[Any]
 
 FORMAT = "retable weather 1"
 ITS_OWN = ("data", "init")

@@ -10,17 +10,15 @@ Arrays, with n sequences of L lead times on S x S pixels of 2 km:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import Estimate, joint_of
 from retable.platform.train.seeds import generator
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.w4c.preprocess import MASKED
 
-Array = npt.NDArray[Any]
 Summaries = Mapping[str, Mapping[str, Array]]
 Counts = Mapping[str, Array]
 Threshold = float | Array

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.train.worker import best_device
 from retable.tasks.weather import metrics
@@ -25,8 +24,6 @@ from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index, Window
 from retable.tasks.weather.w4c.prepare import check_simulation
 from retable.tasks.weather.w4c.preprocess import classify, normalise
-
-Array = npt.NDArray[Any]
 
 BATCH = 4
 """Sequences that are forecast at once."""

@@ -13,14 +13,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from retable.platform.spec.arrays import Array
 from retable.platform.train.seeds import generator
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import BINS, MIDDLES, Summaries, Threshold, contingency
-
-Array = npt.NDArray[Any]
 
 SCORES = ("IoU", "POD", "FAR", "bias")
 """What `metrics.contingency` returns: CSI, probability of detection, false alarm ratio, frequency bias."""

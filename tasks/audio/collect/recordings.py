@@ -14,16 +14,15 @@ from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float16, Float32, Int16
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import SAMPLE_RATE
 
-Array = npt.NDArray[Any]
 Waveform = Float32[np.ndarray, " samples"]
 
 Kind = Literal["generated", "dcase2023", "own"]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.store.hdf5 import plain_numbers
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes
@@ -25,7 +25,6 @@ from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, rec
 if TYPE_CHECKING:
     from retable.platform.store.download import Published
 
-Array = npt.NDArray[Any]
 
 AXES = {"observations": 2, "actions": 2, "rewards": 1, "terminals": 1, "timeouts": 1, "next_observations": 2}
 """D4RL's keys and their number of axes. All but the last must be there."""

@@ -17,15 +17,13 @@ from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float, UInt8
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 from torch import Tensor
 
 from retable.platform.errors import UserError
-
-Array = npt.NDArray[Any]
+from retable.platform.spec.arrays import Array
 
 PIXELS = 400_000_000
 """The most pixels of a picture that is read: a few hundred bytes can decode to more memory than there is."""

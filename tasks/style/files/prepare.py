@@ -14,20 +14,18 @@ from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from retable.platform.console import progress_bar
 from retable.platform.errors import UserError, disk_errors
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import data_folder
 from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Config
 from retable.tasks.style.data import INDEX, SUFFIXES, files_below, is_picture, pictures_below, threaded
 from retable.tasks.style.files import assets
 from retable.tasks.style.files.check import defect
-
-Array = npt.NDArray[Any]
 
 GENERATED = "generated"
 PHOTOGRAPHS = 400

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.spec import extras
+from retable.platform.spec.arrays import Array
 from retable.tasks.style.networks.network import Layer, TransformerNetwork
 from retable.tasks.style.networks.tiling import layers
 
@@ -21,7 +21,6 @@ OPSETS = (13, 18)
 OPSET = 17
 Bits = Literal[32, 16, 8]
 """Of a stored weight. Arithmetic is in float32 whatever the file holds."""
-Array = npt.NDArray[Any]
 
 
 class Graph:

@@ -10,9 +10,9 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.convert import parts
 from retable.tasks.weather.w4c.frames import Frames, open_hdf5, part_path, read_hdf5
@@ -29,7 +29,6 @@ from retable.tasks.weather.w4c.preprocess import (
     classify,
 )
 
-Array = npt.NDArray[Any]
 Read = Callable[[int], Array]
 
 SAMPLED = 16

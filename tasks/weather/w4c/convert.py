@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -24,12 +23,11 @@ from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
 from retable.platform.execute.session import ray_cluster
 from retable.platform.execute.streams import stream
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.frames import COLUMN, FRAMES_PER_FILE, Frames, part_path
 from retable.tasks.weather.w4c.layout import CSV, find_csv
 from retable.tasks.weather.w4c.preprocess import HIGH, LOW
-
-Array = npt.NDArray[Any]
 
 FRAMES_PER_GROUP = 8
 INF, NAN = 65534, 65535

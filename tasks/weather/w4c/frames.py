@@ -17,17 +17,15 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.store.hdf5 import plain_numbers
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.layout import RAIN, REMEDY, SATELLITE, rain_path, satellite_path
 from retable.tasks.weather.w4c.preprocess import CHANNELS
-
-Array = npt.NDArray[Any]
 
 FRAMES_PER_FILE = 256
 """Frames of one Parquet file."""

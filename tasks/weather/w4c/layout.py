@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv
 
 from retable.platform.errors import UserError, nearest
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
-
-Array = npt.NDArray[Any]
 
 VERSION = 2
 """Raised when the numbers of simulated weather or images change. 2: images know nothing of later rain."""

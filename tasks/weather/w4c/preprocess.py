@@ -6,12 +6,9 @@ data set of the same instrument, so they are part of the code and not of a data 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from retable.platform.spec.arrays import Array
 
 _STATISTICS = {
     "IR_016": (0.06605569, 0.09920627, 1.02),

@@ -21,16 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy.fft
 from scipy.special import ndtri
 
+from retable.platform.spec.arrays import Array
 from retable.platform.train.seeds import generator
-
-Array = npt.NDArray[Any]
 
 FINE = 6
 """Radar pixels (2 km) along a satellite pixel (12 km)."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.audio.collect.files import decode, is_sound
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.predict import embed_audio, embed_text
@@ -18,8 +18,6 @@ from retable.tasks.audio.tools.challenge.submission import RANKS, Row
 
 if TYPE_CHECKING:
     from retable.tasks.audio.model import Encoders
-
-Array = npt.NDArray[Any]
 
 
 def submit(

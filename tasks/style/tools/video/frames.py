@@ -26,7 +26,6 @@ from typing import Any, Literal
 import av
 import cv2
 import numpy as np
-import numpy.typing as npt
 from av.audio.stream import AudioStream
 from av.container import InputContainer, OutputContainer
 from av.stream import Disposition
@@ -35,9 +34,9 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.style.tools.video.hdr import Wide, find, to_bt709
 
-Array = npt.NDArray[Any]
 Reader = Literal["pyav", "opencv"]
 
 CODECS = {".mp4": "libx264", ".mov": "libx264", ".mkv": "libx264", ".webm": "libvpx-vp9"}

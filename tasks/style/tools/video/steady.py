@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float, UInt8
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.train.worker import best_device
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import transformer
@@ -33,7 +33,6 @@ from retable.tasks.style.tools.pictures.regions import Mask, Share, compose
 from retable.tasks.style.tools.pictures.stylise import scaled
 from retable.tasks.style.tools.video.video import Pictures, Piece, Stylise, on_cluster
 
-Array = npt.NDArray[Any]
 Picture = UInt8[np.ndarray, "height width 3"]
 Flow = Float[np.ndarray, "height width 2"]
 Pairs = Iterator[tuple[Piece, Pictures]]

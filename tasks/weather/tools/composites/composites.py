@@ -9,15 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
-
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.tools.composites import published
 from retable.tasks.weather.tools.composites.published import Grid, Quantity, Relation
 from retable.tasks.weather.tools.composites.resample import PIXEL, coarse
-
-Array = npt.NDArray[Any]
 
 PRODUCTS = published.PRODUCTS
 SUFFIXES = published.SUFFIXES

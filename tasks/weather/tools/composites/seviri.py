@@ -24,14 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pyproj import CRS, Transformer
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.preprocess import CHANNELS
-
-Array = npt.NDArray[Any]
 
 PATTERN = "*-SEVI-MSG15-*.nat"
 STEP = timedelta(minutes=layout.STEP)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform import api
 from retable.platform.config import override, parse_set
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import Source, data_folder
 from retable.platform.store import weights
@@ -35,8 +34,6 @@ from retable.tasks.weather.predict import (
 from retable.tasks.weather.tools.forecasts import netcdf
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import caution, check_simulation, describe
-
-Array = npt.NDArray[Any]
 
 SIZE = 252
 """Pixels across the competition's images: what others' weights were trained on."""

@@ -18,17 +18,15 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.config import CORE_REGIONS, TRANSFER_REGIONS
 from retable.tasks.weather.metrics import cut
-
-Array = npt.NDArray[Any]
 
 CORE = tuple((year, region) for year in (2019, 2020) for region in CORE_REGIONS)
 """What the core challenge asks for: 14 files."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
@@ -26,7 +26,6 @@ from retable.tasks.weather.verification import SCORES, Band, Verification
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import caution, describe
 
-Array = npt.NDArray[Any]
 Show = Callable[[int, int], None]
 """Is told how many of how many are done."""
 
