@@ -34,8 +34,9 @@ Into = Annotated[
 Mirror = Annotated[
     str, typer.Option(help="Address that holds the files below their host and path, e.g. http://mirror.example.")
 ]
+Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Stop downloading after this time, e.g. 2h.")]
-"""Options of the commands that download."""
+"""Options of the commands of several tasks."""
 
 ROWS = 8
 """Most running pieces of work that are shown."""

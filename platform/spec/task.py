@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from retable.platform.config import UnknownField, override, override_lineage
+from retable.platform.config import UnknownField, flatten, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec import extras
 from retable.platform.spec.resources import Requirements, Stage
@@ -171,6 +171,11 @@ class KeyNumber:
     """What it is, with its unit, in a few words."""
 
 
+def alone(config: object) -> Hashable:
+    """Return a key that no other config has: of a task whose runs are not trained as stacks."""
+    return tuple(flatten(config).items())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """Everything about one published system that the platform needs to know."""
@@ -211,8 +216,8 @@ class Task:
     """Config -> (metric of `validate` to maximise, epochs to wait for a better one), or None."""
     needs: Callable[[Any, Stage], Requirements] = lambda config, stage: Requirements()
     """(config, stage) -> what its training, or the predictions of one view, take of a machine that has GPUs."""
-    group: Callable[[Any], Hashable]
-    """Configs with equal keys may be trained as one stack."""
+    group: Callable[[Any], Hashable] = alone
+    """Configs with equal keys may be trained as one stack; by default no two are."""
     cost: Callable[[Any], float]
     """Config -> seconds of one CPU core that its training takes, roughly."""
     gpu_work: Callable[[Any], tuple[str, float] | None] = lambda config: None

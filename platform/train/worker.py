@@ -27,6 +27,15 @@ def share(batch: int, rank: int, world: int) -> slice:
     return slice(rank * batch // world, (rank + 1) * batch // world)
 
 
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def autocast(device: str, precision: str) -> torch.autocast:
+    """Return the context in which networks compute in a precision: a key of `PRECISIONS`."""
+    kind = torch.device(device).type
+    return torch.autocast(kind, PRECISIONS[precision], enabled=precision != "float32")
+
+
 def ignore(*_: object) -> None:
     """Do nothing."""
 
@@ -74,6 +83,13 @@ class Worker:
             distributed.all_reduce(tensor)
             tensor = tensor / self.world
         return tensor
+
+    def average_buffers(self, module: nn.Module) -> None:
+        """Average a module's running statistics over the ranks: each has seen its own share of the batches."""
+        if self.world > 1:
+            for buffer in module.buffers():
+                if buffer.is_floating_point():
+                    buffer.copy_(self.mean(buffer))
 
 
 class Gather(torch.autograd.Function):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retable.platform.console import console, errors, progress_bar
+from retable.platform.console import Where, console, errors, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.data_cli import DATA, Where
+from retable.tasks.audio.data_cli import DATA
 
 if TYPE_CHECKING:
     from retable.tasks.audio.tools.search.search import Hit

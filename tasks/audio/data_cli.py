@@ -9,13 +9,23 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from retable.platform.console import Into, Limit, Mirror, Yes, consent, console, errors, progress_bar, show_defects
+from retable.platform.console import (
+    Into,
+    Limit,
+    Mirror,
+    Where,
+    Yes,
+    consent,
+    console,
+    errors,
+    progress_bar,
+    show_defects,
+)
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The datasets that `fetch` knows."""
-Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Workers = Annotated[int, typer.Option(help="Processes.", min=1)]
 
 

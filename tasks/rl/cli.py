@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from retable.platform.console import Into, Limit, Mirror, Yes, consent, console, progress_bar, show_defects
+from retable.platform.console import Into, Limit, Mirror, Where, Yes, consent, console, progress_bar, show_defects
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 
@@ -24,7 +24,6 @@ SOURCES = Path(__file__).with_name("sources.json")
 """The sets of Minari that `fetch` knows; those of D4RL are in `recordings/d4rl.json`."""
 SUFFIX = ".rtsn"
 """What the name of a policy's file ends in."""
-Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Environment = Annotated[str, typer.Option("--env", help="A Gymnasium environment without its version, e.g. hopper.")]
 Skip = Annotated[str, typer.Option(help="Leave out episodes: their numbers from 0 on, e.g. 3,17.")]
 Mend = Annotated[

@@ -132,10 +132,7 @@ def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: M
     ]
     table, digest = pa.Table.from_arrays(fields, schema=_schema(states, actions)), hashlib.sha256()
     for number, start in enumerate(range(0, len(table), PART)):
-        sink = pa.BufferOutputStream()
-        pq.write_table(table.slice(start, PART), sink, use_dictionary=False)
-        digest.update(sink.getvalue())
-        target.write(_part(number), sink.getvalue().to_pybytes())
+        digest.update(target.write_table(_part(number), table.slice(start, PART), use_dictionary=False))
     complete = returns[:-1] if info.get("cut") and len(returns) > 1 else returns
     mean = _behaviour_return(complete, info)
     score = normalised_score(info["environment"], mean, info)

@@ -33,7 +33,7 @@ from retable.tasks.rl.prune.prune import Masks, dense, masks
 from retable.tasks.rl.sparse.training import SPARSE_BELOW, Pattern, choose, masks_of, own_values, sparsify, whole
 
 if TYPE_CHECKING:
-    from retable.platform.train.worker import Worker
+    from retable.platform.train.worker import Worker, autocast
 State = dict[str, Any]
 Network = TypeVar("Network", Vae, Actor, Critic)
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -242,8 +242,7 @@ class OfflineLearner:
 
     def _update_critic(self, batch: Batch, latents: Tensor) -> dict[str, Tensor]:
         assert isinstance(self._algorithm, Bcq)
-        reduced = self._algorithm.target_precision == "bfloat16"
-        with torch.autocast(latents.device.type, torch.bfloat16, enabled=reduced):
+        with autocast(self.worker.device, self._algorithm.target_precision):
             vae, algorithm = self._vae.network, self._algorithm
             target = td_target(vae, self._target_actor, self._target_critic, batch, latents, algorithm)
         losses, q = critic_loss(self._critic.wrapped, batch, target)

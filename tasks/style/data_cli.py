@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from retable.platform.console import Limit, Mirror, Yes, consent, console, progress_bar, show_defects
+from retable.platform.console import Limit, Mirror, Where, Yes, consent, console, progress_bar, show_defects
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The datasets that `fetch` knows."""
-Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 
 
 def fetch(

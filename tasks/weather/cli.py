@@ -9,13 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from retable.platform.console import console, show_defects
+from retable.platform.console import Where, console, show_defects
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 
 app = typer.Typer(no_args_is_help=True, help="Weather4cast: submissions, forecasts as netCDF, weights of others.")
 
-Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Name = Annotated[str | None, typer.Option(help="Name of the data set.")]
 Fingerprint = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits; RUN@EPOCH: at an epoch.")]
 Split = Annotated[str, typer.Option(help="test, heldout or validation.")]

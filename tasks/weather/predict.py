@@ -12,11 +12,11 @@ from torch import Tensor
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
-from retable.platform.train.worker import best_device
+from retable.platform.train.worker import autocast, best_device
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, Retrieval, View
 from retable.tasks.weather.data import sequences
-from retable.tasks.weather.learner import PRECISION, sample_cost
+from retable.tasks.weather.learner import sample_cost
 from retable.tasks.weather.metrics import Threshold
 from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.models.baselines import RetrievalForecaster
@@ -88,7 +88,7 @@ def forecast(model: Forecaster, images: Array, region: int, precision: str = "fl
     """Return the probability of rain for normalised images (n, inputs, 11, S, S): float32 (n, leads, S, S)."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     x = torch.from_numpy(images).transpose(1, 2).contiguous().to(device)
-    with torch.autocast(device.type, PRECISION[precision], enabled=precision != "float32"):
+    with autocast(device.type, precision):
         logits = model(x, torch.full((len(x),), region, device=device))
     probability: Array = logits.float().sigmoid().cpu().numpy()
     return probability

@@ -120,7 +120,7 @@ def read_recordings(folder: Storage) -> list[Recording]:
 def write_recordings(folder: Storage, recordings: Sequence[Recording]) -> None:
     """Write the table of recordings."""
     table = pa.table({name: [getattr(each, name) for each in recordings] for name in RECORDING.names}, RECORDING)
-    folder.write(TABLE, _parquet(table, len(recordings)))
+    _write_table(folder, TABLE, table, len(recordings))
 
 
 def encode(waveform: Waveform) -> Int16[np.ndarray, " samples"]:
@@ -325,7 +325,7 @@ def _write_shard(
             table = pa.table({"recording": numbers, "audio": pa.array(sounds, pa.binary())})
             table = table.replace_schema_metadata({"shard": json.dumps(said)})
             rows = max(1, GROUP * len(sounds) // max(sum(map(len, sounds)), 1))
-            folder.write(path, _parquet(table, rows))
+            _write_table(folder, path, table, rows)
     left = [recording for place, (recording, _) in enumerate(plan) if str(place) not in said["broken"]]
     numbered = zip(left, said["seconds"], strict=True)
     written = [replace(each, recording=first + n, seconds=seconds) for n, (each, seconds) in enumerate(numbered)]
@@ -377,13 +377,9 @@ def _mel_module() -> Any:
     return Mel().eval()
 
 
-def _parquet(table: pa.Table, rows: int) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        table, sink, row_group_size=max(rows, 1), compression="zstd", use_dictionary=False, write_page_checksum=True
-    )
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+def _write_table(folder: Storage, path: str, table: pa.Table, rows: int) -> None:
+    how = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
+    folder.write_table(path, table, row_group_size=max(rows, 1), **how)
 
 
 class AudioShards:

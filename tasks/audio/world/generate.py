@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -260,17 +259,6 @@ def relevant(source: Source, split: str) -> npt.NDArray[np.bool_] | None:
         return None
     statements, owners, heard = _symbols(chosen)
     return scenes.relevance(statements, owners, heard)
-
-
-def oracle_similarity(recordings: Sequence[Recording], knows: Literal["tags", "facts"]) -> npt.NDArray[np.float64]:
-    """Return the similarities (captions, recordings) of a hearer who errs in nothing.
-
-    Args:
-        recordings: made ones; those whose captions are the queries.
-        knows: tags: which sounds there are; facts: also traits, order, background and room.
-    """
-    statements, _, heard = _symbols(recordings)
-    return (scenes.tag_similarity if knows == "tags" else scenes.fact_similarity)(statements, heard)
 
 
 def _symbols(recordings: Sequence[Recording]) -> tuple[list[Statement], list[int], list[Scene]]:

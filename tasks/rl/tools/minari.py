@@ -90,11 +90,6 @@ def inspect(source: Path, environment: str | None = None, skip: Collection[int] 
     return [], made.remarks
 
 
-def check(source: Path) -> list[str]:
-    """Return a line for the first defect of a data set; an empty list if it is fine."""
-    return inspect(source)[0]
-
-
 def metadata(source: Path) -> dict[str, Any]:
     """Return what `metadata.json` says, `env_spec` and `action_space` parsed, as they are JSON within JSON.
 

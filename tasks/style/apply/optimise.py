@@ -12,6 +12,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn import functional
 
+from retable.platform.train.worker import autocast
 from retable.tasks.style.apply.lbfgs import BacktrackingLbfgs
 from retable.tasks.style.config import Adam, Config, Lbfgs, OptimiseImage, Sgd
 from retable.tasks.style.files.images import fit, square, to_tensor
@@ -167,9 +168,7 @@ class ImageOptimisation:
 
     def _precision(self) -> torch.autocast:
         """Let the backbone compute in the config's precision; Gram matrices and losses keep to float32."""
-        return torch.autocast(
-            torch.device(self.device).type, torch.bfloat16, enabled=self.config.precision == "bfloat16"
-        )
+        return autocast(self.device, self.config.precision)
 
 
 def make_optimizer(config: Lbfgs | Adam | Sgd, pixels: Tensor) -> torch.optim.Optimizer:

@@ -15,7 +15,6 @@ from typing import Any
 import cv2
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from retable.platform.console import progress_bar
 from retable.platform.errors import UserError, disk_errors
@@ -107,11 +106,9 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
             digest.update(one)
             crc32[path] = crc
             show(done, len(everything))
-    sink = pa.BufferOutputStream()
     sums = [crc32.pop(path) for path in training]
     table = pa.table({"path": list(training), "bytes": list(training.values()), "crc32": sums})
-    pq.write_table(table, sink, write_page_checksum=True)
-    place.write(INDEX, sink.getvalue().to_pybytes())
+    place.write_table(INDEX, table, write_page_checksum=True)
     info = {
         "source": "coco" if len(coco) == COCO_PHOTOGRAPHS else "folder",
         **extra,

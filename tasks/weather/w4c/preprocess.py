@@ -38,7 +38,8 @@ MISSING = -9999000.0
 HIGHEST_RATE = 128.0
 """mm/h; what is above is a fault of the radar."""
 
-DRY, RAIN, MASKED = 0, 1, 2
+RAIN, MASKED = 1, 2
+"""Events; 0 is dry."""
 
 
 def normalise(satellite: Array, copy: bool = True) -> Array:

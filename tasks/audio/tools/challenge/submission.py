@@ -85,18 +85,6 @@ def write(path: Path, rows: Iterable[Row]) -> None:
     Storage.open(path.absolute().parent).write(path.name, text.getvalue())
 
 
-def read(path: Path) -> list[Row]:
-    """Return a submission's captions and their recordings, in the file's order.
-
-    Raises:
-        UserError: where it is not of this form.
-    """
-    rows = read_csv(path)
-    if reasons := defects(rows):
-        raise UserError(f"{path}: {reasons[0]}")
-    return [(row[0], tuple(row[1:])) for row in rows[1:]]
-
-
 def check(path: Path, captions: Sequence[str] | None = None, files: Collection[str] | None = None) -> list[str]:
     """Return why a submission would be refused or scored wrongly, a line each; nothing where it is fine.
 

@@ -88,7 +88,6 @@ QUERIES = tuple(sound + place for sound in SOUNDS for place in PLACES)
 """Captions that an index's recall is measured with: words lie elsewhere than the sounds that it holds."""
 
 Encode = Callable[[Sequence[str]], Float32[np.ndarray, "captions dimension"]]
-Say = Callable[[str], None]
 Show = Callable[[int, int], None]
 Share = tuple[bytes, list[str], list[str]]
 """A shard of files that were heard, what is wrong with those that were not, and what is odd about those that were."""

@@ -15,7 +15,7 @@ from jaxtyping import UInt8, UInt16
 
 from retable.platform.spec.arrays import Array
 
-BT709, PQ, HLG = 1, 16, 18
+PQ, HLG = 16, 18
 """FFmpeg's AVCOL_TRC_* and AVCOL_PRI_*."""
 WHITE, PEAK = 203.0, 1000.0
 """Nits of diffuse white, and the brightest that is told apart."""

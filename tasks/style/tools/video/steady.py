@@ -322,14 +322,6 @@ class Flicker:
         }
 
 
-def flicker(frames: Iterable[Picture], stylised: Iterable[Picture]) -> dict[str, float]:
-    """Measure how much a stylised video flickers, two frames in memory at a time; see `Flicker.result`."""
-    meter = Flicker()
-    for frame, picture in zip(frames, stylised, strict=True):
-        meter.add(frame, picture)
-    return meter.result()
-
-
 def measured(pairs: Pairs, free: Callable[[Piece], Pictures] | None, meters: dict[str, Flicker], frames: int) -> Pairs:
     """Pass pairs on, and measure the flicker of the first ones.
 

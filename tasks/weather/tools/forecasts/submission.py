@@ -88,28 +88,6 @@ def packed(steps: Array, threshold: float, channel: bool) -> bytes:
     return buffer.getvalue()
 
 
-def read(path: Path) -> Iterator[tuple[int, str, Array]]:
-    """Yield year, region and forecast, bool (n, L, S, S), in order of name.
-
-    Raises:
-        UserError: where there is no zip, or one of its files is not of this format.
-
-    """
-    with opened(path) as archive:
-        found, reasons = members(archive)
-        if reasons:
-            raise UserError(f"{path}: {reasons[0]}")
-        for (year, region), entry in sorted(found.items()):
-            with dataset(archive, entry) as data:
-                if reasons := defects(data):
-                    raise UserError(f"{path}: {entry.filename}: {reasons[0]}")
-                shape = (data.shape[0], *data.shape[-3:])
-                rain = np.empty(shape, bool)
-                for sequence in range(len(rain)):
-                    rain[sequence] = data[sequence].reshape(shape[1:])
-            yield year, region, rain
-
-
 def check(
     path: Path,
     wanted: Sequence[tuple[int, str]] = (),
