@@ -19,11 +19,11 @@ from numpy.lib import format as npy
 from ray import serve
 
 from retable.platform.errors import UserError, nearest
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.serve.deployments import maps
 from retable.serve.deployments.batches import grouped, together
 from retable.serve.deployments.line import Line
-from retable.serve.deployments.maps import Array
 from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Json, Problem, Reply, returns_problems, wrong

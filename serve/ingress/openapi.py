@@ -107,8 +107,7 @@ def describe(app: FastAPI, models: Sequence[Model]) -> None:
             for path, operations in documented["paths"].items():
                 for method, operation in operations.items():
                     _complete(operation, path, method, models)
-        schema: dict[str, object] = app.openapi_schema or {}
-        return schema
+        return app.openapi_schema or {}
 
     app.openapi = document  # type: ignore[method-assign]
 

@@ -53,5 +53,4 @@ def normalised_score(environment: str, returns: npt.ArrayLike, info: Mapping[str
     if reference is None:
         return None
     low, high = reference
-    scores: Array = 100 * (np.asarray(returns, np.float64) - low) / (high - low)
-    return scores
+    return 100 * (np.asarray(returns, np.float64) - low) / (high - low)

@@ -74,8 +74,7 @@ def action_differences(exact: Act, rounded: Act, view: View, source: Source) -> 
     observations = torch.tensor(some_observations(source.folder, source.info, OBSERVATIONS))
     candidates = len(observations) * (view.samples if view.policy == "bcq" else 1)
     noise = torch.randn(candidates, 2 * source.info["actions"], generator=generator(view.seed, COMPARING))
-    found: Array = (exact(observations, noise) - rounded(observations, noise)).abs().mean(1).numpy()
-    return found
+    return (exact(observations, noise) - rounded(observations, noise)).abs().mean(1).numpy()
 
 
 def evaluate(

@@ -72,8 +72,7 @@ class ForecastLearner:
         with autocast(self.worker.device, self.config.precision):
             logits = self.forward(batch.images, batch.region)
         events = batch.now[:, None] if isinstance(self.config.model, Retrieval) else batch.events
-        loss: Tensor = self.loss(logits.float(), events)
-        return loss
+        return self.loss(logits.float(), events)
 
     def _count(self, batch: Any) -> None:
         """Let the climatology see a batch; the workers' counts are added up."""

@@ -385,8 +385,7 @@ def drawn_anew(a: Sequence[Counts], b: Sequence[Counts], draws: int, seed: int) 
 
 def times_drawn(random: np.random.Generator, sequences: int, draws: int) -> Array:
     """Return how often each sequence is drawn, with replacement, as many as there are: float64 (draws, sequences)."""
-    drawn: Array = random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
-    return drawn
+    return random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
 
 
 def interval(difference: Array, resampled: Array) -> Estimate:
@@ -443,5 +442,4 @@ def difference_mask(train_frequency: Array, validation_frequency: Array) -> Arra
     Source: section 2.1 (in words); the formula is that of the authors' notebook.
     """
     gap = np.nan_to_num(np.asarray(train_frequency, np.float64) - validation_frequency, nan=0.0)
-    alpha: Array = (1 / np.maximum(1 + gap, 1 / STEPS)).astype(np.float32)
-    return alpha
+    return (1 / np.maximum(1 + gap, 1 / STEPS)).astype(np.float32)

@@ -208,5 +208,4 @@ class Verification:
 def in_bins(steps: Array) -> Array:
     """Sum pixels by step (..., 201, 2) over each tenth of probability: (..., 10, 2)."""
     starts = np.searchsorted(metrics.tenths(), np.arange(BINS))
-    summed: Array = np.add.reduceat(steps, starts, axis=-2)
-    return summed
+    return np.add.reduceat(steps, starts, axis=-2)

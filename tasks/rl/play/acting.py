@@ -68,7 +68,6 @@ def player(act: Act, candidates: int, latent: int, seed: int) -> Callable[[Array
 
     def choose(observations: Array) -> Array:
         noise = torch.randn(candidates, latent, generator=drawing)
-        actions: Array = act(torch.from_numpy(observations), noise).numpy()
-        return actions
+        return act(torch.from_numpy(observations), noise).numpy()
 
     return choose

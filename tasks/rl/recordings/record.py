@@ -161,8 +161,7 @@ def _mixed(
 
 def _ends(arrays: Mapping[str, Array]) -> Array:
     """Say which rows end an episode."""
-    ends: Array = arrays["terminals"] | arrays["timeouts"]
-    return ends
+    return arrays["terminals"] | arrays["timeouts"]
 
 
 def _policy(

@@ -183,8 +183,7 @@ def make_generated(place: Storage, name: str, photographs: int, seed: int) -> di
 
 def encode_jpeg(pixels: Array) -> bytes:
     """Return a picture (red, green, blue) as the bytes of a JPEG file."""
-    encoded: bytes = cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
-    return encoded
+    return cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
 
 
 def _check_own(place: Storage, name: str) -> None:

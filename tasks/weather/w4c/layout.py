@@ -342,8 +342,7 @@ class Index:
         rows = len(self._slot(int(year), split).time)
         if split != "training" or self._info["holdout"] != "local":
             return np.ones(rows, bool)
-        free: Array = ~self._local(int(year))[1]
-        return free
+        return ~self._local(int(year))[1]
 
     def reference_times(self, windows: Sequence[Window], inputs: int) -> Array:
         """Return the time of each window's last input, from which its lead times count, datetime64[m] (n,)."""

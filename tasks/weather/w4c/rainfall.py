@@ -270,8 +270,7 @@ class Cells:
         tower = np.minimum(age / LEAD, 1) * np.clip((LEAD + life + ANVIL - age) / ANVIL, 0, 1)
         spread = radius * (1.5 + age / (LEAD + life)) / FINE
         thick = drawn((y + 0.5) / FINE - 0.5, (x + 0.5) / FINE - 0.5, spread, tower * peak / (peak + THICK), self.size)
-        covered: Array = 1 - np.exp(-thick)
-        return covered
+        return 1 - np.exp(-thick)
 
 
 def drawn(y: Array, x: Array, radius: Array, peak: Array, width: int) -> Array:

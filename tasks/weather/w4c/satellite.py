@@ -160,5 +160,4 @@ def _channels(tops: Array, sky: Array, ground: Array, sun: float, rng: np.random
             else:
                 solar = 0.9 * sun * bright if name == "IR_039" else 0.0
                 image[number] = MEAN[number] + STD[number] * (response[0] + values + solar + error)
-    clipped: Array = np.clip(image, LOW[:, None, None], HIGH[:, None, None])
-    return clipped
+    return np.clip(image, LOW[:, None, None], HIGH[:, None, None])

@@ -77,8 +77,7 @@ class Embedder:
 
 
 def _array(vectors: Tensor) -> Float32[np.ndarray, "rows dimension"]:
-    array: Float32[np.ndarray, "rows dimension"] = vectors.float().cpu().numpy()
-    return array
+    return vectors.float().cpu().numpy()
 
 
 def pieces(path: Path, segment: float, remarks: Remarks, hop: float | None = None) -> Iterator[tuple[float, Waveform]]:
