@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -38,6 +38,7 @@ Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help=
 Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Stop downloading after this time, e.g. 2h.")]
 """Options of the commands of several tasks."""
 
+T = TypeVar("T")
 ROWS = 8
 """Most running pieces of work that are shown."""
 FIRST = 0.05
@@ -99,6 +100,13 @@ def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
             console.print(line, markup=False)
     if bad:
         raise typer.Exit(1)
+
+
+def counted(items: Iterable[T], show: Callable[[int, int], None], total: int) -> Iterator[T]:
+    """Yield items, and after each call `show` with how many are done, and the total."""
+    for done, item in enumerate(items, 1):
+        yield item
+        show(done, total)
 
 
 class RateColumn(ProgressColumn):

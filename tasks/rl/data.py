@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
 from retable.platform.execute.streams import read_blocks
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source, data_folder
@@ -375,8 +375,7 @@ def _read_part(storage: Storage, info: Mapping[str, Any], number: int) -> pa.Tab
     except FileNotFoundError as error:
         raise UserError(f"{storage}: {_part(number)} is missing; {REMEDY}") from error
     except (pa.ArrowInvalid, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{storage}: {_part(number)} cannot be read ({reason}); {REMEDY}") from error
+        raise UserError(f"{storage}: {_part(number)} cannot be read ({words(error)}); {REMEDY}") from error
     for field in _schema(info["states"], info["actions"]):
         if field.name not in table.schema.names or table.schema.field(field.name).type != field.type:
             raise UserError(f"{storage}: {_part(number)} has no column '{field.name}' of {field.type}; {REMEDY}")

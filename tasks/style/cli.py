@@ -9,10 +9,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from retable.platform.console import console, errors
+from retable.platform.console import Where, console, errors
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
-from retable.tasks.style.data_cli import DATA, Where
+from retable.tasks.style.data_cli import DATA
 from retable.tasks.style.tools.pictures.judge_cli import judge
 from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result, items, spread
 from retable.tasks.style.tools.video.video_cli import video

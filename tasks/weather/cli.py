@@ -98,11 +98,9 @@ def convert(
 
     Example: `retable data convert weather w4c22`, then `retable reproduce weather --set data=w4c22-parquet`
     """
-    from retable.platform.execute.session import ray_cluster
     from retable.tasks.weather.w4c.convert import convert as run
 
-    with ray_cluster():
-        info = run(Storage.open(storage), name, target)
+    info = run(Storage.open(storage), name, target)
     console.print(f"{info['name']}: {len(info['files'])} files, {info['bytes'] / 1e6:,.0f} MB of float32 before")
 
 

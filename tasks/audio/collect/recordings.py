@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float16, Float32, Int16
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import SAMPLE_RATE
@@ -109,8 +109,9 @@ def read_recordings(folder: Storage) -> list[Recording]:
     try:
         table = pq.read_table(path, filesystem=folder.filesystem, schema=RECORDING, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{folder}/{TABLE}: missing or broken ({reason}); make or import the data set again") from error
+        raise UserError(
+            f"{folder}/{TABLE}: missing or broken ({words(error)}); make or import the data set again"
+        ) from error
     return [
         Recording(**{**row, "captions": tuple(row["captions"]), "rewrites": tuple(map(tuple, row["rewrites"]))})
         for row in table.to_pylist()

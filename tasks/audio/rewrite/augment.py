@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from retable.platform.console import counted
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect.recordings import Item, Recording, digest, read_recordings, write_recordings
@@ -173,10 +174,9 @@ def _ruled(
     if how not in get_args(Rules):
         raise UserError(f"{how}: no such rules; use {', '.join(get_args(Rules))}, a model or a variations.json")
     made = []
-    for place, (recording, caption) in enumerate(wanted):
+    for place, (recording, caption) in enumerate(counted(wanted, show, len(wanted))):
         lines = rewrite(caption, recording.keywords, how, seed)
         made.append(Variation(place, recording.file, caption, "", None, lines, "stop", {}))
-        show(place + 1, len(wanted))
     return made
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.platform.store.hdf5 import plain_numbers
 from retable.tasks.rl.metrics import D4RL
@@ -59,8 +59,7 @@ def opened(path: Path) -> Iterator[h5py.File]:
     except MemoryError as error:
         raise UserError(f"{path}: takes more memory than there is; give a smaller file") from error
     except (OSError, RuntimeError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: not a readable HDF5 file ({reason}); download or write it again") from error
+        raise UserError(f"{path}: not a readable HDF5 file ({words(error)}); download or write it again") from error
 
 
 def numbers(path: Path, group: h5py.Group, key: str, axes: int, remedy: str) -> Array:

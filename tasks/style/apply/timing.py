@@ -68,9 +68,7 @@ def optimisation(config: Config) -> tuple[ImageOptimisation, int]:
     Raises:
         ValueError: where the config does not optimise an image.
     """
-    method = config.method
-    if not isinstance(method, OptimiseImage):
-        raise ValueError(f"{type(method).__name__} does not optimise an image")
+    method = _version1(config)
     method = replace(method, scales=(), backbone=replace(method.backbone, weights="random", normalise=False))
     shipped = photographs()
     content = read(shipped.get(method.content, shipped["mountain"])).pixels
@@ -78,6 +76,12 @@ def optimisation(config: Config) -> tuple[ImageOptimisation, int]:
     network = build(method.backbone, config.seed, None)
     job = ImageOptimisation(replace(config, method=method), content, chosen, network, best_device())
     return job, method.optimizer.history + 1 if isinstance(method.optimizer, Lbfgs) else 2
+
+
+def _version1(config: Config) -> OptimiseImage:
+    if not isinstance(config.method, OptimiseImage):
+        raise ValueError(f"{type(config.method).__name__} does not optimise an image")
+    return config.method
 
 
 @stored_as("seconds_of_criteria")
@@ -228,9 +232,7 @@ def seconds_of_versions(
     Raises:
         ValueError: where the config does not optimise an image.
     """
-    method = config.method
-    if not isinstance(method, OptimiseImage):
-        raise ValueError(f"{type(method).__name__} does not optimise an image")
+    method = _version1(config)
     found: dict[str, float] = {}
     for name, backbone in (("alexnet", "alexnet"), ("vgg", "vgg19")):
         times = seconds_per_evaluation(override(config, {"method.backbone": backbone}), budget)

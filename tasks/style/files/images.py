@@ -271,20 +271,15 @@ def stretch(
     pixels: UInt8[np.ndarray, "height width 3"], height: int, width: int
 ) -> UInt8[np.ndarray, "new_height new_width 3"]:
     """Resize to this height and width, at least one each: by area where it shrinks, by Lanczos' kernel elsewhere."""
+    return _resize(np.ascontiguousarray(pixels), height, width, cv2.INTER_LANCZOS4)
+
+
+def _resize(pixels: Array, height: int, width: int, enlarging: int = cv2.INTER_CUBIC) -> Array:
     size = max(1, width), max(1, height)
     if size == (pixels.shape[1], pixels.shape[0]):
         return pixels
     shrinks = size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]
-    how = cv2.INTER_AREA if shrinks else cv2.INTER_LANCZOS4
-    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size, interpolation=how))
-
-
-def _resize(pixels: Array, height: int, width: int) -> Array:
-    size = max(1, width), max(1, height)
-    if size == (pixels.shape[1], pixels.shape[0]):
-        return pixels
-    shrinks = size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]
-    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC))
+    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if shrinks else enlarging))
 
 
 def original_colours(

@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import pyarrow as pa
 
-from retable.platform.console import progress_bar
+from retable.platform.console import counted, progress_bar
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import data_folder
@@ -102,10 +102,9 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
     digest, crc32 = hashlib.sha256(), dict[str, int]()
     with progress_bar(f"indexing {name}") as show:
         read = threaded(partial(_digest, place), everything.items())
-        for done, (path, (one, crc)) in enumerate(zip(everything, read, strict=True), 1):
+        for path, (one, crc) in counted(zip(everything, read, strict=True), show, len(everything)):
             digest.update(one)
             crc32[path] = crc
-            show(done, len(everything))
     sums = [crc32.pop(path) for path in training]
     table = pa.table({"path": list(training), "bytes": list(training.values()), "crc32": sums})
     place.write_table(INDEX, table, write_page_checksum=True)
@@ -175,9 +174,8 @@ def make_generated(place: Storage, name: str, photographs: int, seed: int) -> di
         place.write(f"test/landscape_{number}.jpg", encode_jpeg(generate.landscape(seed, 1, number)))
     with progress_bar(f"generating {name}") as show:
         made = threaded(lambda number: encode_jpeg(generate.landscape(seed, 0, number)), range(photographs))
-        for number, data in enumerate(made):
+        for number, data in enumerate(counted(made, show, photographs)):
             place.write(f"training/{number:06d}.jpg", data)
-            show(number + 1, photographs)
     return index_folder(place, name, source="generated", seed=seed, generator=generate.VERSION)
 
 
@@ -278,12 +276,11 @@ def _sound(origin: Storage, pictures: list[str], name: str) -> tuple[list[str], 
     sound, left_out = [], []
     with progress_bar(f"checking {name}") as show:
         found = threaded(lambda path: defect(origin.read(path)), pictures)
-        for done, (path, what) in enumerate(zip(pictures, found, strict=True), 1):
+        for path, what in counted(zip(pictures, found, strict=True), show, len(pictures)):
             if what:
                 left_out.append(f"{origin.root}/{path}: {what}")
             else:
                 sound.append(path)
-            show(done, len(pictures))
     return sound, left_out
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retable.platform.console import progress_bar
+from retable.platform.console import counted, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.execute.session import ray_cluster
 from retable.platform.execute.streams import stream
@@ -97,10 +97,9 @@ def transfer(source: Storage, target: Storage, name: str) -> dict[str, Any]:
     size = 0
     work = stream(pieces, partial(write_part, source=source, target=target, info=info))
     with progress_bar(f"converting {info['name']} to Parquet") as show:
-        for number, (piece, done) in enumerate(zip(pieces, work, strict=True), 1):
+        for piece, done in counted(zip(pieces, work, strict=True), show, len(pieces)):
             files[part_path(piece["series"], piece["kind"], piece["number"])] = done["sha256"].tobytes().hex()
             size += int(done["bytes"][0])
-            show(number, len(pieces))
     digest = hashlib.sha256(json.dumps([info["digest"], encoding()]).encode()).hexdigest()
     written = {
         **info,

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from retable.platform.errors import UserError, nearest
+from retable.platform.errors import UserError, nearest, words
 from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 
@@ -137,8 +137,7 @@ def read_csv(folder: Storage) -> dict[tuple[int, str], Slots]:
         text = {column: np.asarray(table[column].to_numpy(), dtype=str) for column in columns}
         date, clock = text["date_str"].astype(np.int64), text["time"].astype(np.int64)
     except (pa.ArrowException, KeyError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{folder}/{name}: not the competition's table ({reason}); download it again") from error
+        raise UserError(f"{folder}/{name}: not the competition's table ({words(error)}); download it again") from error
     time = _times(date, clock)
     kind = np.zeros(len(time), np.uint8)
     kind[np.char.endswith(text["split_type"], "_in")] = INPUT

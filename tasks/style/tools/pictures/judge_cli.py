@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from retable.platform.console import console, progress_bar
+from retable.platform.console import Where, console, counted, progress_bar
 from retable.platform.errors import UserError
-from retable.tasks.style.data_cli import Where
 
 if TYPE_CHECKING:
     from retable.platform.store.storage import Storage
@@ -65,7 +64,7 @@ def judge(
     table = Table("", *(name.replace("_", " ") for name in COLUMNS))
     network = None
     with progress_bar("judging") as show:
-        for done, name in enumerate(judged, 1):
+        for name in counted(judged, show, len(judged)):
             if is_picture(name):
                 pixels = images.read(Path(name)).pixels
                 table.add_row(name, f"{lattice(pixels):.0f}", f"{burnt(pixels):.2%}")
@@ -74,7 +73,6 @@ def judge(
                 works = [images.read(find_work(painting or name)).pixels]
                 found = asdict(judge_network(find_network(name, where), shown, works, network))
                 table.add_row(name, *(format(found[key], how) for key, how in COLUMNS.items()))
-            show(done, len(judged))
     console.print(table)
     console.print(f"judge: SqueezeNet 1.0, weights {weights}; {len(shown)} photographs, longer side {size} pixels")
 

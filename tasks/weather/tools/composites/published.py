@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 import pyproj
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.tasks.weather.tools.composites import grib
 from retable.tasks.weather.tools.composites.opening import LARGEST, content, form_of, hdf5
@@ -456,7 +456,7 @@ def _told(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = words(error) or type(error).__name__
         raise UserError(f"{path}: not a readable composite ({reason}); download it again or remove it") from error
 
 
