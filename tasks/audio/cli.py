@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retable.platform.console import Where, console, errors, progress_bar
+from retable.platform.console import Epoch, Licence, Run, Where, console, errors, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.data_cli import DATA
@@ -21,7 +21,6 @@ __all__ = ["DATA", "app"]
 
 app = typer.Typer(no_args_is_help=True, help="Text-to-audio retrieval: find recordings by describing them.")
 
-Run = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
 Model = Annotated[
     str,
@@ -362,7 +361,7 @@ def adopt(
         str, typer.Option(help="Folder or name of its text encoder, for the tokenizer; none: told by its size.")
     ] = "",
     part: Part = "",
-    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    licence: Licence = "",
 ) -> None:
     """Make of a pair of encoders that others trained one file that searches, serves and travels.
 
@@ -458,8 +457,8 @@ def submit(
 def export(
     run: Run,
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. sounds.safetensors.")],
-    epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
-    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    epoch: Epoch = 0,
+    licence: Licence = "",
     classes: Annotated[
         Path | None,
         typer.Option(help="Labelled recordings such as ESC-10: their fold 5 judges the model, the score is kept."),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from retable.platform.api import TrainedRun
-from retable.platform.config import flatten, override
+from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.platform.store import weights
@@ -23,8 +23,6 @@ from retable.tasks.audio.tools.embed.embedder import Embedder, placed
 from retable.tasks.audio.tools.embed.lexicon import PREFIX, Anchors, anchors_of
 from retable.tasks.audio.tools.embed.words import FORMAT
 
-ITS_OWN = ("data", "init")
-"""Fields that a file does not carry: what a run read and started from is not there on another machine."""
 REMEDY = "`retable audio export RUN FILE` writes one, or `retable audio adopt`"
 
 
@@ -97,7 +95,8 @@ def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
     Raises:
         UserError: where the epoch was not kept.
     """
-    return _one_file(run.config, export.about(run, epoch, **more), run.weights(epoch))
+    said = export.about(run, epoch, **more)
+    return export.sealed(run.weights(epoch), export.described(FORMAT, run.config, said))
 
 
 def write_adopted(pair: Exported | Clap, **more: Any) -> bytes:
@@ -109,18 +108,8 @@ def write_adopted(pair: Exported | Clap, **more: Any) -> bytes:
     """
     said = {**pair.about, **{name: value for name, value in more.items() if value}}
     if isinstance(pair, Exported):
-        return _one_file(pair.config, said, pair.weights)
+        return export.sealed(pair.weights, export.described(FORMAT, pair.config, said))
     return export.sealed(pair.weights, {"format": clap.FORMAT, "provenance": json.dumps(said, sort_keys=True)})
-
-
-def _one_file(config: Config, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in ITS_OWN}
-    metadata = {
-        "format": FORMAT,
-        "config": json.dumps(fields, sort_keys=True),
-        "provenance": json.dumps(said, sort_keys=True),
-    }
-    return export.sealed(tensors, metadata)
 
 
 def with_anchors(data: bytes, anchors: Anchors) -> bytes:

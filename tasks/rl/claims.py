@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import (
     LEAST,
     UNTESTED,
@@ -65,7 +66,7 @@ def keeps_performance(method: str, name: str) -> list[Claim]:
     return found
 
 
-def paired(results: Results, rows: Sequence[Row], metric: str, **axes: object) -> dict[str, np.ndarray]:
+def paired(results: Results, rows: Sequence[Row], metric: str, **axes: object) -> dict[str, Array]:
     """Return a metric of several rows after the last evaluated epoch, for each environment where all rows have it.
 
     Returns:
@@ -340,7 +341,7 @@ MEMORY = [
 LAST = {"actor": ("l3",), "critic": ("l3", "l6"), "vae": ("d3",)}
 
 
-def last_density(results: Results, rows: Sequence[Row], network: str) -> list[np.ndarray]:
+def last_density(results: Results, rows: Sequence[Row], network: str) -> list[Array]:
     """Return the share of weights that a network's last layers keep, for each environment (rows, seeds)."""
     layers = [paired(results, rows, f"density/{network}/{layer}") for layer in LAST[network]]
     return [np.mean([layer[environment] for layer in layers], axis=0) for environment in layers[0]]

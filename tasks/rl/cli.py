@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from retable.platform.console import Into, Limit, Mirror, Where, Yes, consent, console, progress_bar, show_defects
+from retable.platform.console import (
+    Epoch,
+    Into,
+    Licence,
+    Limit,
+    Mirror,
+    Run,
+    Where,
+    Yes,
+    consent,
+    console,
+    progress_bar,
+    show_defects,
+)
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 
@@ -231,13 +244,13 @@ DATA = {"fetch": fetch, "make": make, "check": check, "convert": convert, "impor
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
+    run: Run,
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. policy.rtsn.")],
     storage: Where = "results",
     policy: Annotated[str, typer.Option(help="Whose weights: bcq, bc; all: those that train, too.")] = "bcq",
     precision: Annotated[str, typer.Option(help="float32 loses no bit; float16, int8.")] = "float32",
-    epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
-    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    epoch: Epoch = 0,
+    licence: Licence = "",
 ) -> None:
     """Write a trained policy as one compact file that `play` reads.
 
@@ -265,7 +278,7 @@ def play(
     storage: Where = "results",
     policy: Annotated[str | None, typer.Option(help="bcq or bc; default: bcq, or what a file was written for.")] = None,
     episodes: Annotated[int, typer.Option(min=1)] = 10,
-    epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
+    epoch: Epoch = 0,
     env: Annotated[str | None, typer.Option(help="The environment a file is for, to be sure.")] = None,
 ) -> None:
     """Play a trained policy in its simulator and print its scores."""

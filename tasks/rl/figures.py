@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib import rcParams
 from matplotlib.figure import Figure as Drawing
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import mean_of
 from retable.platform.spec.table import Results
 from retable.tasks.rl.learning.readings import (
@@ -71,7 +72,7 @@ FORMAT_STYLES: Mapping[str, Mapping[str, Any]] = {
 def band(
     axis: Any,
     x: Sequence[float],
-    seeds: Sequence[np.ndarray[Any, Any]],
+    seeds: Sequence[Array],
     colour: str,
     shade: float = 0.15,
     **style: Any,
@@ -315,7 +316,7 @@ def draw_critic(results: Results) -> Drawing:
     return figure
 
 
-def mark_gaps(axis: Any, place: int, gaps: np.ndarray[Any, Any], colour: str) -> None:
+def mark_gaps(axis: Any, place: int, gaps: Array, colour: str) -> None:
     """Draw the gaps of one row's seeds, and beside them their mean, its interval and these numbers."""
     found = mean_of([gaps], form="+.0f")
     axis.plot([place] * len(gaps), gaps, "o", color=colour, markersize=4, fillstyle="none")

@@ -10,12 +10,13 @@ import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from retable.platform.config import override
+from retable.platform.train.worker import Worker, autocast
 from retable.tasks.rl.config import Bcq, Config, Dense, Pruning, SmallDense
 from retable.tasks.rl.losses import (
     TRAINING_NOISE,
@@ -32,8 +33,6 @@ from retable.tasks.rl.play.states import Standard, networks_of
 from retable.tasks.rl.prune.prune import Masks, dense, masks
 from retable.tasks.rl.sparse.training import SPARSE_BELOW, Pattern, choose, masks_of, own_values, sparsify, whole
 
-if TYPE_CHECKING:
-    from retable.platform.train.worker import Worker, autocast
 State = dict[str, Any]
 Network = TypeVar("Network", Vae, Actor, Critic)
 MOMENTS = ("exp_avg", "exp_avg_sq")

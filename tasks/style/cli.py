@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from retable.platform.console import Where, console, errors
+from retable.platform.console import Epoch, Licence, Run, Where, console, errors
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
 from retable.tasks.style.data_cli import DATA
@@ -114,7 +114,7 @@ def work_bar() -> Iterator[Callable[[float, int, str], None]]:
 
 @app.command()
 def compare(
-    run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
+    run: Run,
     photograph: Annotated[Path, typer.Argument(help="A picture.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The sheet to write.")] = Path("sheet.png"),
     epochs: Annotated[str, typer.Option(help="Kept epochs: 1,5,10; none: all of them.")] = "",
@@ -198,12 +198,12 @@ def distil(
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
+    run: Run,
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.safetensors.")],
-    epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
+    epoch: Epoch = 0,
     half: Annotated[bool, typer.Option("--half", help="Store numbers in 16 bits: half the size.")] = False,
     painting: Annotated[str, typer.Option(help="Of a network of several styles, the one to write; none: all.")] = "",
-    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    licence: Licence = "",
     storage: Where = "results",
 ) -> None:
     """Write a trained network with its provenance to one file, which `--style` takes on any machine.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from retable.platform.console import Where, console, show_defects
+from retable.platform.console import Licence, Where, console, progress_bar, show_defects
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 
@@ -136,7 +136,6 @@ def import_(
     Example: `retable data import weather opera_20180824 --name opera`
     """
     from retable.platform.config import set_line
-    from retable.platform.console import progress_bar
     from retable.tasks.weather.tools.composites.importer import import_composites
     from retable.tasks.weather.w4c.prepare import describe, folder, index_folder
 
@@ -335,7 +334,6 @@ def verify(
 
     Example: `retable weather verify latest --threshold tuned`, `retable weather verify 1f3a@4 1f3a@5`
     """
-    from retable.platform.console import progress_bar
     from retable.tasks.weather.tools.forecasts.exchange import opened
     from retable.tasks.weather.tools.forecasts.verify import verify as written
 
@@ -415,7 +413,7 @@ def export(
     run: Fingerprint,
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. rain.safetensors.")],
     epoch: Epoch = 0,
-    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    licence: Licence = "",
     storage: Where = "results",
 ) -> None:
     """Write a trained forecaster with its config and provenance to one file, which is all that serving it takes.

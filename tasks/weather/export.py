@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from retable.platform.api import TrainedRun
-from retable.platform.config import flatten, override
+from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.platform.spec.arrays import Array
@@ -24,8 +24,6 @@ from retable.tasks.weather.predict import BATCH, check, forecast, load
 from retable.tasks.weather.w4c.preprocess import CHANNELS, normalise
 
 FORMAT = "retable weather 1"
-ITS_OWN = ("data", "init")
-"""Fields that a file does not carry: what a run read and started from is not there on another machine."""
 REMEDY = "`retable weather export RUN FILE` writes one"
 
 
@@ -81,16 +79,10 @@ def write_export(run: TrainedRun, epoch: int = 0, motion: str = "none", **more: 
     """
     check(run.config, override(View(), {"motion": motion}))
     config, size = run.config, int(run.source.info["size"])
-    fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in ITS_OWN}
     shape = {name: getattr(config, name) for name in ("inputs", "forecast", "rain_threshold")}
     said = export.about(run, epoch, size=size, regions=list(config.regions), motion=motion, **shape, **more)
-    metadata = {
-        "format": FORMAT,
-        "config": json.dumps(fields, sort_keys=True),
-        "size": json.dumps(size),
-        "provenance": json.dumps(said, sort_keys=True),
-    }
-    return export.sealed(run.weights(epoch), metadata)
+    metadata = export.described(FORMAT, config, said)
+    return export.sealed(run.weights(epoch), {**metadata, "size": json.dumps(size)})
 
 
 def read_export(data: bytes, name: str) -> Exported:
