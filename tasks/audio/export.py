@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from retable.platform.api import TrainedRun
@@ -114,8 +116,6 @@ def write_adopted(pair: Exported | Clap, **more: Any) -> bytes:
 
 def with_anchors(data: bytes, anchors: Anchors) -> bytes:
     """Return an exported file that searches unknown words by anchors; see `search.anchors.fit`."""
-    from safetensors.torch import load
-
     tensors = {name: tensor for name, tensor in load(data).items() if not name.startswith(PREFIX)}
     tensors |= {name: torch.from_numpy(array.copy()) for name, array in anchors.tensors().items()}
     return export.sealed(tensors, weights.metadata(data) or {})
@@ -129,9 +129,6 @@ def read_export(data: bytes, name: str) -> Exported | Clap:
     Raises:
         UserError: where it is no such file, or is damaged.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     export.check_size(data, name)
     metadata = weights.metadata(data) or {}
     if metadata.get("format") not in (FORMAT, clap.FORMAT):

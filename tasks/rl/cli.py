@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from torch import Tensor
 
+from retable.platform.config import override, set_line
 from retable.platform.console import (
     Epoch,
     Into,
@@ -24,12 +26,14 @@ from retable.platform.console import (
     show_defects,
 )
 from retable.platform.errors import UserError
+from retable.platform.spec.task import Source, find
 from retable.platform.store.storage import Storage
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from retable.platform.spec.task import Source
+from retable.tasks.rl import data
+from retable.tasks.rl.formats.compact import HEAVIEST, TYPES
+from retable.tasks.rl.formats.sizes import file_bytes
+from retable.tasks.rl.play.evaluate import check_sizes
+from retable.tasks.rl.recordings import d4rl
+from retable.tasks.rl.recordings.prepare import make_recording
 
 app = typer.Typer(no_args_is_help=True, help="Offline RL: play a trained policy, write it as a compact file.")
 
@@ -94,11 +98,9 @@ def fetch(
     Example: `retable data fetch rl halfcheetah-expert-v2 hopper-expert-v2 walker2d-expert-v2`
     """
     from retable.platform.store import download
-    from retable.tasks.rl import data
-    from retable.tasks.rl.recordings.d4rl import published as d4rl
     from retable.tasks.rl.tools.minari import import_minari
 
-    published = {**d4rl(), **download.read_published(SOURCES)}
+    published = {**d4rl.published(), **download.read_published(SOURCES)}
     if not names:
         console.print("\n".join(map(str, published.values())), markup=False)
         return
@@ -129,14 +131,11 @@ def make(
 
     Example: `retable data make rl --env hopper`, `retable data make rl --env hopper --mix expert,imperfect,random`
     """
-    from retable.tasks.rl.data import check_new, folder
-    from retable.tasks.rl.recordings.prepare import make_recording
-
     if policy not in ("expert", "random"):
         raise UserError(f"--policy {policy}: use expert or random")
     parts = [name.strip() for name in mix.split(",")] if mix else []
     root, environment = Storage.open(storage), environment_name(env)
-    check_new(folder(root, environment, "mixed" if parts else "recorded"), replace)
+    data.check_new(data.folder(root, environment, "mixed" if parts else "recorded"), replace)
     info = make_recording(environment, root, transitions, noise, seed, policy, parts)
     for part in info["behaviour"].get("parts", ()):
         console.print(f"{part['name']}: {part['transitions']:,} transitions, return {part['return']:.0f}")
@@ -162,8 +161,6 @@ def check(
 
     Example: `retable data check rl hopper_expert-v2.hdf5`
     """
-    from retable.tasks.rl import data
-    from retable.tasks.rl.recordings.d4rl import published_as
     from retable.tasks.rl.tools import minari
 
     root = Storage.open(storage)
@@ -179,7 +176,7 @@ def check(
             found, remarks = data.inspect(given, named, simulator)
         for remark in remarks:
             console.print(f"{given}: remark: {remark}", markup=False)
-        whose = "" if folder or found else f" ({published_as(given)})"
+        whose = "" if folder or found else f" ({d4rl.published_as(given)})"
         show_defects([(f"{given}{whose}", found)])
         return
     places = [f"data/rl/{env}/{name}" for env in root.list("data/rl") for name in root.list(f"data/rl/{env}")]
@@ -206,8 +203,6 @@ def convert(
 
     Example: `retable data convert rl hopper_expert-v2.hdf5`, then `retable reproduce rl/figure1 --scale paper`
     """
-    from retable.tasks.rl import data
-
     how: dict[str, Any] = {"skip": _numbers(skip), "mending": _mending(mend), "replace": replace}
     root, environment = Storage.open(storage), environment_name(env) if env else None
     _tell(data.convert(source.expanduser(), root, environment, name, simulator, **how))
@@ -228,7 +223,6 @@ def import_(
 
     Example: `retable data import rl ~/.minari/datasets/mujoco/hopper/expert-v0`
     """
-    from retable.platform.config import set_line
     from retable.tasks.rl.tools.minari import import_minari
 
     how: dict[str, Any] = {"skip": _numbers(skip), "mending": _mending(mend), "replace": replace}
@@ -258,8 +252,6 @@ def export(
     """
     from retable.platform.models.export import export
     from retable.tasks.rl.export import POLICIES
-    from retable.tasks.rl.formats.compact import TYPES
-    from retable.tasks.rl.formats.sizes import file_bytes
 
     if policy not in POLICIES:
         raise UserError(f"--policy {policy}: use {', '.join(POLICIES)}")
@@ -283,10 +275,7 @@ def play(
 ) -> None:
     """Play a trained policy in its simulator and print its scores."""
     from retable.platform import api
-    from retable.platform.config import override
     from retable.platform.execute.scoring import score_weights
-    from retable.platform.spec.task import find
-    from retable.tasks.rl.data import simulator
 
     changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
     if run.endswith(SUFFIX):
@@ -295,7 +284,7 @@ def play(
         task = find("rl")
         config, weights, source, own = _policy_file(Path(run).expanduser(), env)
         view: Any = override(task.view(), {**changes, "policy": policy or own})
-        console.print(f"{run}: a policy for {simulator(config.environment, source.info)}", markup=False)
+        console.print(f"{run}: a policy for {data.simulator(config.environment, source.info)}", markup=False)
         try:
             scores = score_weights(task, config, view, weights, source)
         except UserError as error:
@@ -310,11 +299,7 @@ def play(
 
 def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor], Source, str]:
     """Read a policy's file: what `predict` asks for, and the policy it was written for."""
-    from retable.platform.spec.task import Source
-    from retable.tasks.rl.data import simulator
     from retable.tasks.rl.export import read_policy
-    from retable.tasks.rl.formats.compact import HEAVIEST
-    from retable.tasks.rl.play.evaluate import check_sizes
 
     if not file.is_file():
         raise UserError(f"{file}: no such file; `retable rl export` writes one")
@@ -324,5 +309,5 @@ def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor]
     config, info, weights, policy = read_policy(file.read_bytes(), str(file))
     if env is not None and environment_name(env) != config.environment:
         raise UserError(f"{file}: a policy for {config.environment}, not for {environment_name(env)}; leave out --env")
-    check_sizes(simulator(config.environment, info), info["states"], info["actions"], "the policy")
+    check_sizes(data.simulator(config.environment, info), info["states"], info["actions"], "the policy")
     return config, weights, Source(Storage.open(file.absolute().parent), info), policy

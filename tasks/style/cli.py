@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from retable.platform.console import Epoch, Licence, Run, Where, console, errors
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
 from retable.tasks.style.data_cli import DATA
+from retable.tasks.style.files import images
+from retable.tasks.style.networks.weights import import_weights
 from retable.tasks.style.tools.pictures.judge_cli import judge
 from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result, items, spread
 from retable.tasks.style.tools.video.video_cli import video
@@ -99,8 +102,6 @@ def image(
 @contextmanager
 def work_bar() -> Iterator[Callable[[float, int, str], None]]:
     """Show a bar with what is being done; the function given to the block takes work done, work in all, and that."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         job = bar.add_task("", total=None)
@@ -127,7 +128,6 @@ def compare(
 
     Example: `retable style compare latest lake.jpg --epochs 1,5,10 -o sheet.png`
     """
-    from retable.tasks.style.files import images
     from retable.tasks.style.tools.pictures import batches
     from retable.tasks.style.tools.pictures.stylise import Options
 
@@ -152,7 +152,6 @@ def weights(
 
     Example: `retable style weights vgg19-dcbb9e9d.pth`, then `retable style image ... --weights SHA256`
     """
-    from retable.tasks.style.networks.weights import import_weights
     from retable.tasks.style.tools.pictures.stylise import network_name
 
     where = Storage.open(storage)
@@ -229,8 +228,6 @@ def onnx(
 
     Example: `retable style onnx great_wave wave.onnx`
     """
-    from typing import cast
-
     from retable.tasks.style.tools.onnx_file import Bits, pack
     from retable.tasks.style.tools.pictures.stylise import find_network
 

@@ -8,9 +8,20 @@ from typing import Annotated
 
 import typer
 
+from retable.platform.config import set_line
 from retable.platform.console import Limit, Mirror, Where, Yes, consent, console, progress_bar, show_defects
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
+from retable.tasks.style.files.check import check as check_folder
+from retable.tasks.style.files.prepare import (
+    GENERATED,
+    PHOTOGRAPHS,
+    describe,
+    import_folder,
+    index_folder,
+    make_generated,
+)
+from retable.tasks.style.files.prepare import folder as data_folder
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The datasets that `fetch` knows."""
@@ -27,15 +38,13 @@ def fetch(
 
     Example: `retable data fetch style coco2017`
     """
-    from retable.platform.config import set_line
     from retable.platform.store import download
-    from retable.tasks.style.files.prepare import describe, folder, index_folder
 
     published = download.read_published(SOURCES)
     if not name:
         console.print("\n".join(map(str, published.values())), markup=False)
         return
-    place = folder(Storage.open(storage), name)
+    place = data_folder(Storage.open(storage), name)
     if not place.is_local:
         raise UserError(f"{place}: fetch to a local --storage, then copy it")
     until = download.deadline(limit)
@@ -55,11 +64,9 @@ def make(
 
     Example: `retable data make style`
     """
-    from retable.tasks.style.files.prepare import GENERATED, PHOTOGRAPHS, describe, folder, make_generated
-
     if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
         raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
-    place = folder(Storage.open(storage), name)
+    place = data_folder(Storage.open(storage), name)
     console.print(f"{place}: {describe(make_generated(place, name, photographs, seed))}", markup=False)
 
 
@@ -73,8 +80,6 @@ def check(
 
     Example: `retable data check style ~/Pictures`
     """
-    from retable.tasks.style.files.check import check as check_folder
-
     where = Storage.open(storage)
     names = where.list("data/style")
     if path is None and not names:
@@ -100,10 +105,6 @@ def import_(
 
     Example: `retable data import style ~/Pictures --name mine`
     """
-    from retable.platform.config import set_line
-    from retable.tasks.style.files.prepare import describe, import_folder
-    from retable.tasks.style.files.prepare import folder as data_folder
-
     place = data_folder(Storage.open(storage), name)
     info = import_folder(folder, place, name, test, every)
     for line in info["left_out"]:

@@ -9,9 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from retable.platform.config import parse_set, set_line
 from retable.platform.console import Licence, Where, console, progress_bar, show_defects
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
+from retable.tasks.weather.w4c.convert import convert as convert_frames
+from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, folder, index_folder, make_generated
 
 app = typer.Typer(no_args_is_help=True, help="Weather4cast: submissions, forecasts as netCDF, weights of others.")
 
@@ -55,8 +58,6 @@ def make(
 
     Example: `retable data make weather --size 36`
     """
-    from retable.tasks.weather.w4c.prepare import GENERATED, describe, folder, make_generated
-
     if str(size) not in GENERATED:
         raise UserError(f"--size {size}: use {', '.join(key for key in GENERATED if key.isdecimal())}")
     if seed and name is None:
@@ -98,9 +99,7 @@ def convert(
 
     Example: `retable data convert weather w4c22`, then `retable reproduce weather --set data=w4c22-parquet`
     """
-    from retable.tasks.weather.w4c.convert import convert as run
-
-    info = run(Storage.open(storage), name, target)
+    info = convert_frames(Storage.open(storage), name, target)
     console.print(f"{info['name']}: {len(info['files'])} files, {info['bytes'] / 1e6:,.0f} MB of float32 before")
 
 
@@ -135,9 +134,7 @@ def import_(
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
-    from retable.platform.config import set_line
     from retable.tasks.weather.tools.composites.importer import import_composites
-    from retable.tasks.weather.w4c.prepare import describe, folder, index_folder
 
     place = folder(Storage.open(storage), name)
     if not place.is_local:
@@ -296,7 +293,6 @@ def score(
     """
     from retable.tasks.weather.tools.forecasts.exchange import opened
     from retable.tasks.weather.tools.forecasts.exchange import score as measured
-    from retable.tasks.weather.w4c.prepare import caution, describe
 
     what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years), data, motion)
     found = measured(what)
@@ -397,7 +393,6 @@ def adopt(
 
     Example: `retable weather adopt checkpoints --table weather/table2`
     """
-    from retable.platform.config import parse_set, set_line
     from retable.tasks.weather.tools.forecasts.adopt import SEED
     from retable.tasks.weather.tools.forecasts.adopt import adopt as take
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read
 from torch import Tensor
 
 from retable.platform.api import TrainedRun
@@ -91,9 +93,6 @@ def read_export(data: bytes, name: str) -> Exported:
     Raises:
         UserError: where it is no such file, is damaged, or its weights are not those of its config.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load as read
-
     export.check_size(data, name)
     metadata = weights.metadata(data) or {}
     if metadata.get("format") != FORMAT:

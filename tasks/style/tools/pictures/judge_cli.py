@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from retable.platform.console import Where, console, counted, progress_bar
 from retable.platform.errors import UserError
-
-if TYPE_CHECKING:
-    from retable.platform.store.storage import Storage
-    from retable.tasks.style.networks.backbones import BackboneNetwork
+from retable.platform.store.storage import Storage
+from retable.tasks.style.apply.judge import burnt, judge_network, lattice
+from retable.tasks.style.config import Squeezenet
+from retable.tasks.style.files import assets, images
+from retable.tasks.style.networks.backbones import BackboneNetwork, build
+from retable.tasks.style.networks.weights import import_weights
 
 COLUMNS = {
     "lattice": ".0f",
@@ -52,11 +55,6 @@ def judge(
 
     Example: `retable style judge great_wave mine.safetensors --painting great_wave`
     """
-    from rich.table import Table
-
-    from retable.platform.store.storage import Storage
-    from retable.tasks.style.apply.judge import burnt, judge_network, lattice
-    from retable.tasks.style.files import assets, images
     from retable.tasks.style.tools.pictures.stylise import find_network
 
     where = Storage.open(storage)
@@ -90,8 +88,6 @@ def find_work(name: str) -> Path:
     Raises:
         UserError: where there is none.
     """
-    from retable.tasks.style.files import assets
-
     shipped = assets.paintings()
     stem = name.rpartition(":")[2] if not Path(name).is_file() else Path(name).stem
     found = Path(name) if is_picture(name) else shipped.get(stem)
@@ -106,9 +102,5 @@ def backbone(named: str, storage: Storage) -> BackboneNetwork:
     Raises:
         UserError: where its weights cannot be had.
     """
-    from retable.tasks.style.config import Squeezenet
-    from retable.tasks.style.networks.backbones import build
-    from retable.tasks.style.networks.weights import import_weights
-
     known = import_weights(Path(named), storage) if Path(named).is_file() else named
     return build(Squeezenet(weights=known, normalise=False), 0, storage)

@@ -15,6 +15,7 @@ from rich.progress import Progress, TextColumn
 
 from retable.platform.console import console
 from retable.platform.errors import UserError
+from retable.platform.execute.session import ray_cluster
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
 from retable.tasks.style.files import assets
@@ -78,7 +79,6 @@ def video(
 
     Two regions: `... --style great_wave@ff0000 --style the_scream@0000ff --mask regions.png`
     """
-    from retable.platform.execute.session import ray_cluster
     from retable.tasks.style.tools.video.steady import Flicker, stylise_stream
     from retable.tasks.style.tools.video.video import stylise_video
 
