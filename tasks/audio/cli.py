@@ -441,7 +441,7 @@ def submit(
 
     Example: `retable audio submit passt-scenes --captions retrieval_captions.csv --audio retrieval_audio`
     """
-    from retable.tasks.audio.tools.challenge.submit import submit as write
+    from retable.tasks.audio.tools.challenge.submission import submit as write
     from retable.tasks.audio.tools.search.opening import open_embedder
 
     where = Storage.open(storage)

@@ -30,9 +30,8 @@ from retable.platform.errors import UserError, disk_errors
 from retable.platform.spec.arrays import Array
 from retable.platform.train.seeds import sequence
 from retable.tasks.weather.tools.composites import seviri
-from retable.tasks.weather.tools.composites.archive import stretches, survey
-from retable.tasks.weather.tools.composites.composites import PRODUCTS, Composite
-from retable.tasks.weather.tools.composites.published import Relation
+from retable.tasks.weather.tools.composites.composites import Composite, stretches, survey
+from retable.tasks.weather.tools.composites.published import PRODUCTS, Relation
 from retable.tasks.weather.tools.composites.resample import PIXEL
 from retable.tasks.weather.tools.composites.splits import FEWEST, Cut, Place, cut, slots
 from retable.tasks.weather.w4c import layout
