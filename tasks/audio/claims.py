@@ -77,12 +77,10 @@ def compare(results: Results, pairs: Sequence[Pair]) -> Estimate | Verdict:
 
     All pairs must have been run; the seeds are those that all rows share.
     """
-    absent = [row.label for pair in pairs for row in pair if row not in results]
-    if absent:
+    if absent := [row.label for pair in pairs for row in pair if row not in results]:
         return untested(f"not run: {', '.join(dict.fromkeys(absent))}")
     lines = results.lines(*(row for pair in pairs for row in pair))
-    refused = too_few(len(lines))
-    if refused:
+    if refused := too_few(len(lines)):
         return refused
     values, recordings = [], np.empty(0)
     for line in lines:
@@ -143,8 +141,7 @@ def beats_best_member(results: Results) -> Verdict:
 def above(results: Results, row: AnyRow, level: Callable[[int], float]) -> Estimate | Verdict:
     """Return how much a row's mAP@10 exceeds a level, a function of the number of recordings."""
     rows = results.select(row)
-    refused = too_few(len(rows))
-    if refused:
+    if refused := too_few(len(rows)):
         return refused
     scores = [precisions(replicate) for replicate in rows]
     recordings = scores[0][1]
@@ -190,8 +187,7 @@ def last_loss(replicate: Replicate) -> float:
 def lower(results: Results, quantity: Callable[[Replicate], float], about: str) -> Verdict:
     """Say whether a quantity is lower with rewritten captions: Student's 95 % interval over pairs of equal seeds."""
     lines = results.lines(CLOTHO, CLOTHO_GPT)
-    refused = too_few(len(lines))
-    if refused:
+    if refused := too_few(len(lines)):
         return refused
     values = np.array([[quantity(replicate) for replicate in line] for line in lines])
     found = mean_of([values[:, 0] - values[:, 1]], plural(len(lines), "seed"), ".3f")

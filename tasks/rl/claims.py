@@ -119,8 +119,7 @@ def kept_return(
     results: Results, sparse: Row, dense: Row, environment: str, policy: str, least: float = LEARNED
 ) -> Verdict:
     """Compare a pruned network's return with the dense one's: the ratio of their means over the same seeds."""
-    unready = learned(results, environment, policy, least, dense)
-    if unready is not None:
+    if unready := learned(results, environment, policy, least, dense):
         return unready
     pairs = paired(results, (sparse, dense), "behaviour_share", view_policy=policy).get(environment)
     if pairs is None or pairs.shape[1] < LEAST:
@@ -205,9 +204,8 @@ def leaves_blind(results: Results, ours: Row, raw: Row) -> Verdict:
     inputs and none of standardized ones does, and fails where no mask of raw states leaves any.
     """
     pairs = paired(results, (raw, ours), "blind/vae")
-    unready = too_few(min((each.shape[1] for each in pairs.values()), default=0))
-    if unready is not None:
-        return unready
+    if refused := too_few(min((each.shape[1] for each in pairs.values()), default=0)):
+        return refused
     shown = [
         f"{environment} {' and '.join(', '.join(f'{count:.0f}' for count in row) for row in each)}"
         for environment, each in pairs.items()

@@ -226,8 +226,7 @@ def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
             axis.plot(
                 [100 * s for s in x], [size / 1e6 for size in sizes], markersize=3.5, label=FORMATS[form], **style
             )
-            even = break_even(x, sizes, dense)
-            if even:  # ours are smaller from the start
+            if even := break_even(x, sizes, dense):  # ours are smaller from the start
                 axis.plot(100 * even, dense / 1e6, "o", markersize=7, fillstyle="none", color=style["color"])
                 evens.setdefault(f"{100 * even:.0f} %", (100 * even, dense / 1e6))
         for text, point in evens.items():

@@ -253,8 +253,7 @@ def _pretrained(text: Pretrained, words: int) -> TextEncoder:
             if hasattr(architecture, field):
                 setattr(architecture, field, text.dropout)
         network, found = _load(AutoModel, text.name, config=architecture, dtype=torch.float32, output_loading_info=True)
-    lacking = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
-    if lacking:
+    if lacking := sorted(name for name in found["missing_keys"] if not name.startswith("pooler.")):
         raise UserError(f"text.name {text.name!r}: its weights lack {lacking[0]}; take a whole copy")
     network = _without_pooler(network).requires_grad_(not text.frozen)
     return TextEncoder(network, tokenizer, words, text.pooling)

@@ -152,8 +152,7 @@ def original(world: World, corpus: str, number: int) -> tuple[str, int] | None:
 
 def scene(world: World, corpus: Corpus, split: str, number: int) -> Scene:
     """Return what is heard in a recording."""
-    copied = original(world, corpus, number)
-    if copied:
+    if copied := original(world, corpus, number):
         return scene(world, "clotho", *copied)
     if corpus == "clotho":
         if number % 8 == 1:
@@ -234,8 +233,7 @@ def _crop(samples: int) -> slice:
 
 def waveform(world: World, corpus: Corpus, split: str, number: int) -> Waveform:
     """Synthesise a recording: float32 (samples,) at 32 kHz, in [-1, 1]."""
-    copied = original(world, corpus, number)
-    if copied:
+    if copied := original(world, corpus, number):
         whole = waveform(world, "clotho", *copied)
         return np.float32(0.8) * whole[_crop(len(whole))]
     _, recorder = CORPORA[corpus]

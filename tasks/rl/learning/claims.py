@@ -108,8 +108,7 @@ def rank_correlation(a: Array, b: Array) -> Array:
 
 def costs_most(results: Results, environment: str) -> Verdict:
     """Compare the VAE pruned alone with the actor and with the critic pruned alone, seed by seed."""
-    unready = learned(results, environment, "bcq", COMPARABLE, ABLATION[environment, "none"])
-    if unready is not None:
+    if unready := learned(results, environment, "bcq", COMPARABLE, ABLATION[environment, "none"]):
         return unready
     verdicts = {}
     for network in ("actor", "critic"):

@@ -288,8 +288,7 @@ def published() -> dict[str, Published]:
 
 def published_as(path: Path) -> str:
     """Say which of D4RL's published files a file is, by its SHA-256, or of which others its name is."""
-    found = D4RL["files"].get(sha256(path))
-    if found:
+    if found := D4RL["files"].get(sha256(path)):
         return f"D4RL's {found['environment']} {found['name'].removeprefix('d4rl-')}"
     other = _other(path)
     return f"by its name D4RL's {other}: not one that can be played here" if other else "not one of D4RL's files"

@@ -135,8 +135,7 @@ def _refuse(
     if name == COCO and len(training) != COCO_PHOTOGRAPHS:
         wrong = f"{len(training):,} training pictures, not COCO 2017's {COCO_PHOTOGRAPHS:,}"
         raise UserError(f"{place}: {wrong}; unzip train2017.zip again, or choose another name")
-    empty = [path for path, size in everything.items() if not size]
-    if empty:
+    if empty := [path for path, size in everything.items() if not size]:
         more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
         raise UserError(f"{place}/{empty[0]}: zero bytes{more}; `retable data check style {place}` lists all defects")
     first: dict[str, str] = {}

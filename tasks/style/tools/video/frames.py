@@ -475,14 +475,12 @@ class _Sound:
         self.tracks: dict[int, AudioStream] = {}
         self.copied: dict[int, int] = {}
         for number, stream in enumerate(source.streams.audio, 1):
-            why = _refusal(clip.path, stream.index, path.suffix)
-            if why:
+            if why := _refusal(clip.path, stream.index, path.suffix):
                 notes.append(f"sound track {number} is dropped: {why}")
                 continue
             self.tracks[stream.index] = _copy_of(stream, target)
             self.copied[stream.index] = 0
-        dropped = _dropped(source)
-        if dropped:
+        if dropped := _dropped(source):
             notes.append(f"not kept: {', '.join(dropped)}")
         if clip.part:
             clip.part.enter(source)

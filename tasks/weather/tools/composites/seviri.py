@@ -105,8 +105,7 @@ def _describe(path: Path) -> Scan:
     with _quiet(path):
         scene = _scene(path)
         scene.load(list(CHANNELS))  # names them; what is in them is read when it is asked for
-        lacking = [name for name in CHANNELS if name not in scene]
-        if lacking:
+        if lacking := [name for name in CHANNELS if name not in scene]:
             raise UserError(f"{path}: has no {', '.join(lacking)}; order all channels, and not HRV alone")
         area = scene[CHANNELS[0]].attrs["area"]
         return Scan(path, scene.start_time.replace(tzinfo=None), (area.shape, tuple(area.area_extent)))
