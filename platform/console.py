@@ -37,6 +37,7 @@ Mirror = Annotated[
 Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Run = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")]
 Epoch = Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
 Licence = Annotated[str, typer.Option(help="What the file may be used for, kept in it.")]
 Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Stop downloading after this time, e.g. 2h.")]
 """Options of the commands of several tasks."""

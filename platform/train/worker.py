@@ -6,7 +6,8 @@ Besides `execute/trials.py` it is the only place that touches `torch.distributed
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,22 @@ def best_device(apple: bool = False) -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if apple and torch.backends.mps.is_available() else "cpu"
+
+
+def device_of(parameters: Iterable[Tensor]) -> torch.device:
+    """Return the device on which a model's parameters lie; of a model without any, the CPU."""
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch compute in so many threads of this process while the block runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def share(batch: int, rank: int, world: int) -> slice:

@@ -23,9 +23,9 @@ from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, returns_problems
 from retable.tasks.style.export import read_export
 from retable.tasks.style.files import images
-from retable.tasks.style.files.images import Picture
+from retable.tasks.style.files.images import Picture, Pixels
 from retable.tasks.style.tools.pictures.batches import nothing, resized
-from retable.tasks.style.tools.pictures.stylise import BATCH_PIXELS, NetworkStyle, Pixels
+from retable.tasks.style.tools.pictures.stylise import BATCH_PIXELS, NetworkStyle
 
 BATCH, WAIT = 8, 0.01
 """Requests of one batch, and the seconds that the first of them waits for others."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retable.platform.console import Epoch, Licence, Run, Where, console, errors, progress_bar
+from retable.platform.console import Device, Epoch, Licence, Run, Where, console, errors, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.data_cli import DATA
@@ -21,7 +21,6 @@ __all__ = ["DATA", "app"]
 
 app = typer.Typer(no_args_is_help=True, help="Text-to-audio retrieval: find recordings by describing them.")
 
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
 Model = Annotated[
     str,
     typer.Option(

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, cast
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retable.platform.console import Epoch, Licence, Run, Where, console, errors
+from retable.platform.console import Device, Epoch, Licence, Run, Where, console, errors
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
 from retable.tasks.style.data_cli import DATA
@@ -25,8 +25,6 @@ __all__ = ["DATA", "app"]
 app = typer.Typer(no_args_is_help=True, help="Style transfer: stylise pictures and videos, by a network or a painting.")
 app.command("video")(video)
 app.command("judge")(judge)
-
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
 
 
 @app.command()

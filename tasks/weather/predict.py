@@ -12,7 +12,7 @@ from torch import Tensor
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
-from retable.platform.train.worker import autocast, best_device
+from retable.platform.train.worker import autocast, best_device, device_of
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, Retrieval, View
 from retable.tasks.weather.data import sequences
@@ -86,7 +86,7 @@ def load(config: Config, weights: Mapping[str, Tensor], size: int, motion: str =
 @torch.inference_mode()
 def forecast(model: Forecaster, images: Array, region: int, precision: str = "float32") -> Array:
     """Return the probability of rain for normalised images (n, inputs, 11, S, S): float32 (n, leads, S, S)."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model.parameters())
     x = torch.from_numpy(images).transpose(1, 2).contiguous().to(device)
     with autocast(device.type, precision):
         logits = model(x, torch.full((len(x),), region, device=device))
