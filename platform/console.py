@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,20 @@ if sys.stdout.isatty():
 else:  # FORCE_COLOR asks for colours in a pipe, not for lines that are drawn over
     console = Console(highlight=False, soft_wrap=True, width=160, force_interactive=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def quiet(loggers: Iterable[str], level: int) -> Iterator[None]:
+    """Let some loggers say nothing below a level while the block runs."""
+    known = [logging.getLogger(name) for name in loggers]
+    before = [logger.level for logger in known]
+    for logger in known:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, own in zip(known, before, strict=True):
+            logger.setLevel(own)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from pyproj import CRS, Transformer
 
+from retable.platform.console import quiet
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.tasks.weather.w4c import layout
@@ -210,12 +211,8 @@ def _satpy(path: Path) -> Any:
 @contextmanager
 def _quiet(path: Path) -> Iterator[None]:
     """Let no warning or log of satpy's pass, and make its errors a line: it raises what its parts happen to."""
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with quiet(LOGGERS, logging.CRITICAL), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except UserError:
@@ -223,9 +220,6 @@ def _quiet(path: Path) -> Iterator[None]:
     except Exception as error:
         said = str(error).splitlines() or [type(error).__name__]
         raise UserError(f"{path}: satpy cannot read it ({said[0]}); remove it or get it again") from error
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def scan_of(scans: Mapping[datetime, Path], time: datetime, tolerance: timedelta) -> Path | None:
