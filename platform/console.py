@@ -44,6 +44,8 @@ Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Stop downlo
 """Options of the commands of several tasks."""
 
 T = TypeVar("T")
+Show = Callable[[int, int], None]
+"""Is told how many of how many are done."""
 ROWS = 8
 """Most running pieces of work that are shown."""
 FIRST = 0.05
@@ -71,7 +73,7 @@ def quiet(loggers: Iterable[str], level: int) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(title: str, unit: str = "") -> Iterator[Callable[[int, int], None]]:
+def progress_bar(title: str, unit: str = "") -> Iterator[Show]:
     """Show a bar while the block runs; the function given to it takes the work so far and in all.
 
     Args:
@@ -121,7 +123,7 @@ def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
         raise typer.Exit(1)
 
 
-def counted(items: Iterable[T], show: Callable[[int, int], None], total: int) -> Iterator[T]:
+def counted(items: Iterable[T], show: Show, total: int) -> Iterator[T]:
     """Yield items, and after each call `show` with how many are done, and the total."""
     for done, item in enumerate(items, 1):
         yield item

@@ -15,16 +15,14 @@ from dataclasses import dataclass, field, replace
 from pyarrow import fs
 
 from retable.platform.errors import UserError, nearest
+from retable.platform.report.html import PAPERS, rank
 from retable.platform.report.render import about, measured, number, remarks, state
 from retable.platform.report.results import Cell, FilledReplicate, FilledTable, slug_of
-from retable.platform.spec import task as tasks
 from retable.platform.spec.table import Origin
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.replies import Json, Problem, Reply
 from retable.serve.launch.models import Model
 
-ORDER = ("weather", "style", "audio", "rl")
-SCALES = tuple(reversed(tasks.SCALES))
 FOLDER = "report"
 PLACE = re.compile(r"/|~|\w+://")
 """How a value begins that says where something lies."""
@@ -163,11 +161,11 @@ def place(part: FilledTable) -> tuple[object, ...]:
     task, _, name = part.name.partition("/")
     kind, digits = re.sub(r"\d", "", name), re.sub(r"\D", "", name)
     return (
-        ORDER.index(task) if task in ORDER else len(ORDER),
+        PAPERS.index(task) if task in PAPERS else len(PAPERS),
         {"table": 0, "figure": 1}.get(kind, 2),
         int(digits[:9] or 0),
         name,
-        SCALES.index(part.scale) if part.scale in SCALES else len(SCALES),
+        rank(part.scale),
         bool(part.changes),
         _kept_at(part),
     )

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec.task import Source
 from retable.platform.train.seeds import generator
-from retable.tasks.audio.collect.recordings import Item, Recording, Waveform, read_recordings
+from retable.tasks.audio.collect.recordings import SPLITS, Item, Recording, Waveform, read_recordings
 from retable.tasks.audio.config import SAMPLE_RATE, Corpus
 from retable.tasks.audio.world import captions, scenes
 from retable.tasks.audio.world.captions import LEXICON, WRITERS, Habits
@@ -93,7 +93,6 @@ SIZES = {
 }
 """tiny is for trying out (96 + 32 + 64 recordings of 2 s), quick and small train on a processor, large has the real
 sizes."""
-SPLITS = ("training", "validation", "test")
 CORPORA: dict[Corpus, tuple[Habits, Recorder]] = {
     "clotho": (captions.CLOTHO, Recorder()),
     "audiocaps": (captions.AUDIOCAPS, Recorder(floor=-42.0, colour=3.0, edge=7000.0)),

@@ -39,6 +39,7 @@ import pyarrow as pa
 import torch
 from jaxtyping import Float32
 
+from retable.platform.console import Show
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.execute.streams import map_over
 from retable.platform.store.storage import Storage
@@ -89,7 +90,6 @@ QUERIES = tuple(sound + place for sound in SOUNDS for place in PLACES)
 """Captions that an index's recall is measured with: words lie elsewhere than the sounds that it holds."""
 
 Encode = Callable[[Sequence[str]], Float32[np.ndarray, "captions dimension"]]
-Show = Callable[[int, int], None]
 Share = tuple[bytes, list[str], list[str]]
 """A shard of files that were heard, what is wrong with those that were not, and what is odd about those that were."""
 Remote = Callable[[Sequence[Sequence[File]], float], Iterator[Share]]

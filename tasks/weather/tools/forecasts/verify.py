@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from retable.platform.console import Show
 from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import metrics
@@ -24,9 +25,6 @@ from retable.tasks.weather.tools.forecasts.exchange import Opened, check_alike
 from retable.tasks.weather.verification import SCORES, Band, Verification
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import caution, describe
-
-Show = Callable[[int, int], None]
-"""Is told how many of how many are done."""
 
 SAME = ("data", "regions", "years", "inputs", "forecast", "holdout", "rain_threshold")
 """What runs must have in common to forecast the same sequences."""
