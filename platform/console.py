@@ -108,6 +108,12 @@ def consent(question: str, yes: bool) -> None:
         raise UserError("nothing was downloaded")
 
 
+def print_lines(lines: Iterable[object], before: str = "", to: Console = console) -> None:
+    """Print each of some lines as it is, behind a word that all of them have."""
+    for line in lines:
+        to.print(f"{before}{line}", markup=False)
+
+
 def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
     """Print the defects of each checked item, a line each, or that it is fine.
 
@@ -117,8 +123,7 @@ def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
     bad = False
     for name, defects in checked:
         bad |= bool(defects)
-        for line in defects or [f"{name}: fine"]:
-            console.print(line, markup=False)
+        print_lines(defects or [f"{name}: fine"])
     if bad:
         raise typer.Exit(1)
 

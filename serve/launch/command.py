@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retable.platform import ray_compat
-from retable.platform.console import console, errors
+from retable.platform.console import console, errors, print_lines
 from retable.platform.errors import UserError, one_line, redact
 from retable.platform.execute.session import (
     Interrupt,
@@ -77,8 +77,7 @@ def run(wanted: Json, storage: str, address: Json, replicas: Sequence[str], conf
     choosing = IsolatedCall(choose_models, chosen, where)
     import_module("ray.serve")  # meanwhile
     models = choosing.result()
-    for line in some(models, describe):
-        console.print(line, markup=False, highlight=False)
+    print_lines(some(models, describe))
     if config:
         from retable.serve import application as of
 
@@ -155,9 +154,9 @@ def renew(models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Swap)
         errors.print(f"note: {error}; what is served stays", markup=False)
         return list(models)
     for sha256 in new.keys() - old.keys():
-        console.print(f"now: {describe(new[sha256])}", markup=False, highlight=False)
+        console.print(f"now: {describe(new[sha256])}", markup=False)
     for sha256 in old.keys() - new.keys():
-        console.print(f"no longer: {describe(old[sha256])}", markup=False, highlight=False)
+        console.print(f"no longer: {describe(old[sha256])}", markup=False)
     return chosen
 
 
@@ -381,11 +380,10 @@ def some(models: Sequence[Model], line: Callable[[Model], str]) -> Iterator[str]
 
 def show(models: Sequence[Model], address: Address) -> None:
     """Print the address, and a line for each endpoint: of policies one for each environment."""
-    console.print(f"\n{address.url}/ is open; Ctrl-C ends it", markup=False, highlight=False)
+    console.print(f"\n{address.url}/ is open; Ctrl-C ends it", markup=False)
     places = {(model.task, model.name): model for model in reversed(models)}
-    for line in some(list(reversed(places.values())), lambda model: curl(model, address)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Prometheus: {', '.join(metrics_urls())}", markup=False, highlight=False, soft_wrap=True)
+    print_lines(some(list(reversed(places.values())), lambda model: curl(model, address)))
+    console.print(f"Prometheus: {', '.join(metrics_urls())}", markup=False, soft_wrap=True)
 
 
 def metrics_urls() -> list[str]:

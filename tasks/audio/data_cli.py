@@ -18,6 +18,7 @@ from retable.platform.console import (
     consent,
     console,
     errors,
+    print_lines,
     progress_bar,
     show_defects,
 )
@@ -52,7 +53,7 @@ def fetch(
 
     published = download.read_published(SOURCES)
     if not names:
-        console.print("\n".join(map(str, published.values())), markup=False)
+        print_lines(published.values())
         return
     root = folder or download.default_folder(Storage.open(storage), "audio")
     until = download.deadline(limit)
@@ -144,10 +145,8 @@ def tell(place: Storage, info: Mapping[str, Any]) -> None:
     from retable.tasks.audio.collect.recordings import LEFT_OUT, REMARKS
     from retable.tasks.audio.prepare.prepare import describe
 
-    for line in place.read_json(REMARKS) if place.exists(REMARKS) else ():
-        errors.print(f"note: {line}", markup=False)
-    for line in place.read_json(LEFT_OUT) if info["left_out"] else ():
-        errors.print(f"left out: {line}", markup=False)
+    print_lines(place.read_json(REMARKS) if place.exists(REMARKS) else (), "note: ", to=errors)
+    print_lines(place.read_json(LEFT_OUT) if info["left_out"] else (), "left out: ", to=errors)
     if info.get("cut"):
         errors.print(info["cut"], markup=False)
     console.print(f"{place}: {describe(info)}", markup=False)

@@ -22,6 +22,7 @@ from retable.platform.console import (
     Yes,
     consent,
     console,
+    print_lines,
     progress_bar,
     show_defects,
 )
@@ -76,8 +77,7 @@ def _tell(info: Mapping[str, Any]) -> None:
     said = f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions, source {info['source']}"
     console.print(said, markup=False)
     for word, lines in (("mended", info.get("mended", ())), ("remark", info.get("remarks", ()))):
-        for line in lines:
-            console.print(f"{word}: {line}", markup=False)
+        print_lines(lines, f"{word}: ")
     if skipped := info.get("skipped"):
         console.print(f"left out: episodes {', '.join(map(str, skipped))}")
 
@@ -102,7 +102,7 @@ def fetch(
 
     published = {**d4rl.published(), **download.read_published(SOURCES)}
     if not names:
-        console.print("\n".join(map(str, published.values())), markup=False)
+        print_lines(published.values())
         return
     root = Storage.open(storage)
     place = folder or download.default_folder(root, "rl")
@@ -174,8 +174,7 @@ def check(
             found, remarks = data.check(given), []
         else:
             found, remarks = data.inspect(given, named, simulator)
-        for remark in remarks:
-            console.print(f"{given}: remark: {remark}", markup=False)
+        print_lines(remarks, f"{given}: remark: ")
         whose = "" if folder or found else f" ({d4rl.published_as(given)})"
         show_defects([(f"{given}{whose}", found)])
         return

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, cast
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retable.platform.console import Device, Epoch, Licence, Run, Where, console, errors
+from retable.platform.console import Device, Epoch, Licence, Run, Where, console, errors, print_lines
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
 from retable.tasks.style.data_cli import DATA
@@ -182,8 +182,7 @@ def distil(
     from retable.tasks.style.tools.pictures.batches import SUFFIXES
 
     found, notes = expand(photographs, SUFFIXES, "pictures")
-    for note in notes:
-        console.print(note, markup=False)
+    print_lines(notes)
     with disk_errors(str(file)), work_bar() as report:
         where = Storage.open(storage)
         data = train(

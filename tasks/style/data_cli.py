@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from retable.platform.config import set_line
-from retable.platform.console import Limit, Mirror, Where, Yes, consent, console, progress_bar, show_defects
+from retable.platform.console import (
+    Limit,
+    Mirror,
+    Where,
+    Yes,
+    consent,
+    console,
+    print_lines,
+    progress_bar,
+    show_defects,
+)
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.style.files.check import check as check_folder
@@ -42,7 +52,7 @@ def fetch(
 
     published = download.read_published(SOURCES)
     if not name:
-        console.print("\n".join(map(str, published.values())), markup=False)
+        print_lines(published.values())
         return
     place = data_folder(Storage.open(storage), name)
     if not place.is_local:
@@ -107,8 +117,7 @@ def import_(
     """
     place = data_folder(Storage.open(storage), name)
     info = import_folder(folder, place, name, test, every)
-    for line in info["left_out"]:
-        console.print(f"left out: {line}", markup=False)
+    print_lines(info["left_out"], "left out: ")
     console.print(f"{place}: {describe(info)}, {len(info['test'])} for tests", markup=False)
     console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from retable.platform.config import parse_set, set_line
-from retable.platform.console import Licence, Where, console, progress_bar, show_defects
+from retable.platform.console import Licence, Where, console, print_lines, progress_bar, show_defects
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.convert import convert as convert_frames
@@ -43,8 +43,7 @@ def fetch(
     from retable.platform.store.download import choose, read_published
 
     published = read_published(Path(__file__).with_name("sources.json"))
-    for each in published.values():
-        console.print(str(each), markup=False)
+    print_lines(published.values())
     choose(published, name or "w4c22")
 
 
@@ -153,8 +152,7 @@ def import_(
             relation=relation_of(zr),
             progress=show,
         )
-    for line in import_lines(said):
-        console.print(line, markup=False, highlight=False)
+    print_lines(import_lines(said))
     info = index_folder(place, name, "imported", **said)
     console.print(f"{place}: {describe(info)}")
     changes = {"data": name, "regions": info["regions"], "years": info["years"], "inputs": inputs, "forecast": forecast}
@@ -250,8 +248,7 @@ def submit(
     out.parent.mkdir(parents=True, exist_ok=True)
     submission.write(out, official_forecasts(loaded, wanted), 0.5)
     console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
-    for line in submission.check(out, wanted or submission.CORE):
-        console.print(line, markup=False)
+    print_lines(submission.check(out, wanted or submission.CORE))
 
 
 def names(words: str) -> tuple[str, ...]:
@@ -297,9 +294,9 @@ def score(
     what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years), data, motion)
     found = measured(what)
     for line in (f"data  {describe(what.source.info)}", caution(what.source.info)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True, end="\n" if line else "")
+        console.print(line, markup=False, soft_wrap=True, end="\n" if line else "")
     for name, value in found.items():
-        console.print(f"{name}  {value:.4f}", markup=False, highlight=False)
+        console.print(f"{name}  {value:.4f}", markup=False)
 
 
 def chosen(threshold: str) -> float | str:
@@ -337,7 +334,7 @@ def verify(
     found = [opened(run, storage, split, epoch, chosen(threshold), *places, motion) for run in runs]
     with progress_bar("forecasting") as show:
         page = written(found, out, show)
-    console.print(f"{page}: open it in a browser", markup=False, highlight=False)
+    console.print(f"{page}: open it in a browser", markup=False)
 
 
 @app.command()
@@ -397,8 +394,7 @@ def adopt(
     from retable.tasks.weather.tools.forecasts.adopt import adopt as take
 
     changes = parse_set(set or [])
-    for line in take(folder, table, Storage.open(storage), changes):
-        console.print(line, markup=False, highlight=False)
+    print_lines(take(folder, table, Storage.open(storage), changes))
     words = set_line({**changes, "seed": SEED})
     console.print(f"fill the table: retable reproduce {table} --scale paper --no-train {words}", markup=False)
 

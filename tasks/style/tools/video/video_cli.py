@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import Progress, TextColumn
 
-from retable.platform.console import console
+from retable.platform.console import console, print_lines
 from retable.platform.errors import UserError
 from retable.platform.execute.session import ray_cluster
 from retable.platform.store.storage import Storage
@@ -106,10 +106,8 @@ def video(
         )
     speed = written.frames / max(written.seconds, 1e-9)
     console.print(f"{target}: {written.frames} frames in {clock(written.seconds)}, {speed:.1f} frames/s", markup=False)
-    for note in written.notes:
-        console.print(f"{source}: {note}", markup=False)
-    for line in flicker_lines({name: meter.result() for name, meter in meters.items()}, steady):
-        console.print(line, markup=False)
+    print_lines(written.notes, f"{source}: ")
+    print_lines(flicker_lines({name: meter.result() for name, meter in meters.items()}, steady))
 
 
 @dataclass(frozen=True)
