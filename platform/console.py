@@ -128,6 +128,15 @@ def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
         raise typer.Exit(1)
 
 
+def show_checked(folders: Iterable[T], check: Callable[[T, Show], Sequence[str]]) -> None:
+    """Check folders, each with a bar that `check` moves, and print their defects (`show_defects`)."""
+    found = []
+    for folder in folders:
+        with progress_bar(f"checking {folder}") as show:
+            found.append((folder, check(folder, show)))
+    show_defects(found)
+
+
 def counted(items: Iterable[T], show: Show, total: int) -> Iterator[T]:
     """Yield items, and after each call `show` with how many are done, and the total."""
     for done, item in enumerate(items, 1):

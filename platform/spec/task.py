@@ -255,6 +255,18 @@ def data_folder(storage: Storage, *words: str) -> Storage:
     return storage / "/".join(("data", *words))
 
 
+def data_sets(storage: Storage, task: str) -> list[Storage]:
+    """Return the folders of a task's data sets.
+
+    Raises:
+        UserError: where there are none.
+    """
+    names = storage.list(f"data/{task}")
+    if not names:
+        raise UserError(f"{storage}/data/{task}: no data sets; `retable data make {task}` generates one")
+    return [storage / f"data/{task}/{name}" for name in names]
+
+
 def names() -> list[str]:
     """Return the names of all tasks, those of RETABLE_TASKS included."""
     import retable.tasks

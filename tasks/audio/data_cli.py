@@ -20,9 +20,10 @@ from retable.platform.console import (
     errors,
     print_lines,
     progress_bar,
-    show_defects,
+    show_checked,
 )
 from retable.platform.errors import UserError
+from retable.platform.spec.task import data_sets
 from retable.platform.store.storage import Storage
 
 SOURCES = Path(__file__).with_name("sources.json")
@@ -164,17 +165,9 @@ def check(
     """
     from retable.tasks.audio.prepare.check import check as check_folder
 
-    where = Storage.open(storage)
-    names = where.list("data/audio")
-    if path is None and not names:
-        raise UserError(f"{where}/data/audio: no data sets; `retable data make audio` generates one")
     if path is not None and not Storage.open(path).exists():
         raise UserError(f"{path}: not there; give a folder or a CSV")
-    found = []
-    for folder in [Storage.open(path)] if path else [where / f"data/audio/{name}" for name in names]:
-        with progress_bar(f"checking {folder}") as show:
-            found.append((folder, check_folder(folder, show)))
-    show_defects(found)
+    show_checked([Storage.open(path)] if path else data_sets(Storage.open(storage), "audio"), check_folder)
 
 
 def import_(

@@ -18,9 +18,10 @@ from retable.platform.console import (
     console,
     print_lines,
     progress_bar,
-    show_defects,
+    show_checked,
 )
 from retable.platform.errors import UserError
+from retable.platform.spec.task import data_sets
 from retable.platform.store.storage import Storage
 from retable.tasks.style.files.check import check as check_folder
 from retable.tasks.style.files.prepare import (
@@ -90,18 +91,9 @@ def check(
 
     Example: `retable data check style ~/Pictures`
     """
-    where = Storage.open(storage)
-    names = where.list("data/style")
-    if path is None and not names:
-        raise UserError(f"{where}/data/style: no data sets; `retable data make style` generates one")
     if path is not None and not Storage.open(path).exists():
         raise UserError(f"{path}: no folder; give one that holds pictures")
-    folders = [Storage.open(path)] if path else [where / f"data/style/{name}" for name in names]
-    found = []
-    for folder in folders:
-        with progress_bar(f"checking {folder}") as show:
-            found.append((folder, check_folder(folder, show)))
-    show_defects(found)
+    show_checked([Storage.open(path)] if path else data_sets(Storage.open(storage), "style"), check_folder)
 
 
 def import_(

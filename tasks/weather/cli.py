@@ -12,6 +12,7 @@ import typer
 from retable.platform.config import parse_set, set_line
 from retable.platform.console import Licence, Where, console, print_lines, progress_bar, show_defects
 from retable.platform.errors import UserError
+from retable.platform.spec.task import data_sets
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.convert import convert as convert_frames
 from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, folder, index_folder, make_generated
@@ -78,13 +79,8 @@ def check(
     from retable.tasks.weather.tools.forecasts.submission import check as check_submission
     from retable.tasks.weather.w4c.check import check as check_folder
 
-    where = Storage.open(storage)
-    names = where.list("data/weather")
-    if path is None and not names:
-        raise UserError(f"{where}/data/weather: no data sets; `retable data make weather` generates one")
     if path is None:
-        folders = [where / f"data/weather/{name}" for name in names]
-        show_defects((folder, check_folder(folder)) for folder in folders)
+        show_defects((folder, check_folder(folder)) for folder in data_sets(Storage.open(storage), "weather"))
     else:
         show_defects([(path, check_submission(Path(path)) if path.endswith(".zip") else check_folder(Path(path)))])
 
