@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -34,9 +35,17 @@ Into = Annotated[
 Mirror = Annotated[
     str, typer.Option(help="Address that holds the files below their host and path, e.g. http://mirror.example.")
 ]
+Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
+Run = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")]
+Epoch = Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
+Licence = Annotated[str, typer.Option(help="What the file may be used for, kept in it.")]
 Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Stop downloading after this time, e.g. 2h.")]
-"""Options of the commands that download."""
+"""Options of the commands of several tasks."""
 
+T = TypeVar("T")
+Show = Callable[[int, int], None]
+"""Is told how many of how many are done."""
 ROWS = 8
 """Most running pieces of work that are shown."""
 FIRST = 0.05
@@ -50,7 +59,21 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def progress_bar(title: str, unit: str = "") -> Iterator[Callable[[int, int], None]]:
+def quiet(loggers: Iterable[str], level: int) -> Iterator[None]:
+    """Let some loggers say nothing below a level while the block runs."""
+    known = [logging.getLogger(name) for name in loggers]
+    before = [logger.level for logger in known]
+    for logger in known:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, own in zip(known, before, strict=True):
+            logger.setLevel(own)
+
+
+@contextmanager
+def progress_bar(title: str, unit: str = "") -> Iterator[Show]:
     """Show a bar while the block runs; the function given to it takes the work so far and in all.
 
     Args:
@@ -85,6 +108,12 @@ def consent(question: str, yes: bool) -> None:
         raise UserError("nothing was downloaded")
 
 
+def print_lines(lines: Iterable[object], before: str = "", to: Console = console) -> None:
+    """Print each of some lines as it is, behind a word that all of them have."""
+    for line in lines:
+        to.print(f"{before}{line}", markup=False)
+
+
 def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
     """Print the defects of each checked item, a line each, or that it is fine.
 
@@ -94,10 +123,25 @@ def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
     bad = False
     for name, defects in checked:
         bad |= bool(defects)
-        for line in defects or [f"{name}: fine"]:
-            console.print(line, markup=False)
+        print_lines(defects or [f"{name}: fine"])
     if bad:
         raise typer.Exit(1)
+
+
+def show_checked(folders: Iterable[T], check: Callable[[T, Show], Sequence[str]]) -> None:
+    """Check folders, each with a bar that `check` moves, and print their defects (`show_defects`)."""
+    found = []
+    for folder in folders:
+        with progress_bar(f"checking {folder}") as show:
+            found.append((folder, check(folder, show)))
+    show_defects(found)
+
+
+def counted(items: Iterable[T], show: Show, total: int) -> Iterator[T]:
+    """Yield items, and after each call `show` with how many are done, and the total."""
+    for done, item in enumerate(items, 1):
+        yield item
+        show(done, total)
 
 
 class RateColumn(ProgressColumn):

@@ -114,6 +114,11 @@ def nearest(word: str, names: Iterable[str]) -> str:
     return f"; valid: {', '.join(names)}" if names else ""
 
 
+def words(error: BaseException) -> str:
+    """Return what an error says, on one line."""
+    return " ".join(str(error).split())
+
+
 def one_line(error: BaseException) -> str:
     """Return an error as one line without secrets; for a fault of ours, also its location."""
     if isinstance(error, UserError):

@@ -20,6 +20,7 @@ from retable.platform.execute.session import cluster_resources
 from retable.platform.ray_compat import deployment_by_name
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.limits import LIMITS
+from retable.serve.ingress.replies import Json
 from retable.serve.launch.address import Address
 from retable.serve.launch.choice import Wanted, choose_models
 from retable.serve.launch.models import Model, config_of, first_error
@@ -56,7 +57,7 @@ class Deployment:
     gets_models: bool = True
     """Whether it hears which models are served."""
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         """Return the deployment's options for Serve."""
         gpus = GPU_SHARE if self.gpu and cluster_resources().get("GPU", 0) else 0
         return {
@@ -150,7 +151,7 @@ def arguments(models: Sequence[Model], storage: Storage, address: Address, index
     )
 
 
-def served(models: Sequence[Model]) -> dict[str, dict[str, Any]]:
+def served(models: Sequence[Model]) -> dict[str, Json]:
     """Return options of each deployment that say what is served: the same list for all, of which each takes its own."""
     config = config_of(models)
     return {name: {"user_config": config} for name in ("ingress", *dict.fromkeys(model.task for model in models))}
@@ -164,7 +165,7 @@ def reserved(tasks: Sequence[str], least: Mapping[str, int]) -> dict[str, float]
     return {name: of.cpus * least.get(name, 1) for name, of in named.items()}
 
 
-def scaling(tasks: Sequence[str], least: Mapping[str, int], spare: float, cores: int) -> dict[str, dict[str, Any]]:
+def scaling(tasks: Sequence[str], least: Mapping[str, int], spare: float, cores: int) -> dict[str, Json]:
     """Return options of each deployment that say how many replicas there are.
 
     Args:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from retable.serve.ingress.replies import PROBLEM
+from retable.serve.ingress.replies import PROBLEM, Json
 
 Array = npt.NDArray[Any]
 
@@ -88,12 +88,12 @@ class Client:
     timeout: float = 150.0
     """Seconds of one try."""
 
-    def models(self) -> list[dict[str, Any]]:
+    def models(self) -> list[Json]:
         """Return what is served, and where it is from."""
         models: list[dict[str, object]] = json.loads(self.ask("GET", "/v1/models").body)
         return models
 
-    def limits(self) -> dict[str, Any]:
+    def limits(self) -> Json:
         """Return what a request may hold."""
         limits: dict[str, object] = json.loads(self.ask("GET", "/v1/limits").body)
         return limits
@@ -104,7 +104,7 @@ class Client:
         answer = self.ask("POST", f"/v1/rl/{_part(environment)}", {"model": model}, body)
         return np.array(json.loads(answer.body)["actions"], np.float32)
 
-    def episode(self, environment: str, seed: int = 0, steps: int = 200, model: str = "") -> dict[str, Any]:
+    def episode(self, environment: str, seed: int = 0, steps: int = 200, model: str = "") -> Json:
         """Return the first steps of an episode that a policy plays: `return`, `rewards`, and `frames` to draw."""
         query = {"model": model, "seed": seed, "steps": steps}
         played: dict[str, object] = json.loads(self.ask("POST", f"/v1/rl/{_part(environment)}/episode", query).body)
@@ -166,7 +166,7 @@ class Client:
             raise ServeError(500, answer.get("detail") or f"the video is {answer['state']}")
         return self.file(id)
 
-    def job(self, id: str) -> dict[str, Any]:
+    def job(self, id: str) -> Json:
         """Return how far a job is: `state`, `progress`, `frames` of `frames_total`, `seconds_left`."""
         job: dict[str, object] = json.loads(self.ask("GET", f"/v1/jobs/{_part(id)}").body)
         return job
@@ -217,12 +217,12 @@ class Client:
         with np.load(io.BytesIO(answer.body), allow_pickle=False) as arrays:
             return dict(arrays)
 
-    def tables(self) -> list[dict[str, Any]]:
+    def tables(self) -> list[Json]:
         """Return which result tables were filled on the server's storage, in the papers' order."""
         tables: list[dict[str, object]] = json.loads(self.ask("GET", "/v1/tables").body)
         return tables
 
-    def table(self, name: str, at: str = "") -> dict[str, Any]:
+    def table(self, name: str, at: str = "") -> Json:
         """Return a result table with its claims: `name` as `rl/table1`, `at` as `tables` says."""
         table: dict[str, object] = json.loads(
             self.ask("GET", f"/v1/tables/{urllib.parse.quote(name)}", {"at": at}).body

@@ -28,6 +28,8 @@ LARGEST = 1 << 32
 """Bytes of a file that is read, at most."""
 MADE = ("command", "commit", "versions", "started")
 """What is taken over from a run's provenance."""
+ITS_OWN = ("data", "init")
+"""Fields that a file does not carry: what a run read and started from is not there on another machine."""
 DEFAULT_SCALE = "smoke"
 """What `retable train`, `sweep` and `reproduce` run at where they name none."""
 
@@ -115,6 +117,16 @@ def sealed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at multiples of 8 bytes
     return len(header).to_bytes(8, "little") + header + data[end:]
+
+
+def described(form: str, config: object, said: Mapping[str, object]) -> dict[str, str]:
+    """Return a file's metadata: its format, the config without the fields `ITS_OWN`, and what is said of its run."""
+    fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in ITS_OWN}
+    return {
+        "format": form,
+        "config": json.dumps(fields, sort_keys=True),
+        "provenance": json.dumps(said, sort_keys=True),
+    }
 
 
 def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> Record:

@@ -7,5 +7,6 @@ Level 7 of 15: values and checks alone; it starts nothing. A task imports this r
     `claims`     Verdict, Estimate and the intervals that verdicts rest on
     `space`      Space: what a sweep searches
     `resources`  Requirements of a training, Resources that the user grants
+    `arrays`     Array
     `extras`     which optional packages a task lacks
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -216,6 +216,12 @@ class Origin:
     bundle: Mapping[str, str] = field(default_factory=dict)
     """The bundle that it came in (`bundle`, `packed`, `packed_on`), and when and where it was `measured` (`host`,
     `device`); empty for what was measured here."""
+
+    def parts(self) -> Iterator[Origin]:
+        """Yield the origin itself, then those that it was joined of, and theirs."""
+        yield self
+        for member in self.members:
+            yield from member.parts()
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
-from retable.platform.config import OwnConfig, OwnView, UnknownField, override, override_lineage
+from retable.platform.config import OwnConfig, OwnView, UnknownField, flatten, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec import extras
 from retable.platform.spec.resources import Requirements, Stage
@@ -188,6 +188,11 @@ class KeyNumber:
     """What it is, with its unit, in a few words."""
 
 
+def alone(config: object) -> Hashable:
+    """Return a key that no other config has: of a task whose runs are not trained as stacks."""
+    return tuple(flatten(config).items())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """Everything about one published system that the platform needs to know."""
@@ -228,8 +233,8 @@ class Task:
     """Config -> (metric of `validate` to maximise, epochs to wait for a better one), or None."""
     needs: Callable[[OwnConfig, Stage], Requirements] = lambda config, stage: Requirements()
     """(config, stage) -> what its training, or the predictions of one view, take of a machine that has GPUs."""
-    group: Callable[[OwnConfig], Hashable]
-    """Configs with equal keys may be trained as one stack."""
+    group: Callable[[OwnConfig], Hashable] = alone
+    """Configs with equal keys may be trained as one stack; by default no two are."""
     cost: Callable[[OwnConfig], float]
     """Config -> seconds of one CPU core that its training takes, roughly."""
     gpu_work: Callable[[OwnConfig], tuple[str, float] | None] = lambda config: None
@@ -265,6 +270,18 @@ def data_folder(storage: Storage, *words: str) -> Storage:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", word):
             raise UserError(f"{word!r} cannot name a data set; use letters, digits, '-', '_' and '.'")
     return storage / "/".join(("data", *words))
+
+
+def data_sets(storage: Storage, task: str) -> list[Storage]:
+    """Return the folders of a task's data sets.
+
+    Raises:
+        UserError: where there are none.
+    """
+    names = storage.list(f"data/{task}")
+    if not names:
+        raise UserError(f"{storage}/data/{task}: no data sets; `retable data make {task}` generates one")
+    return [storage / f"data/{task}/{name}" for name in names]
 
 
 def names() -> list[str]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from retable.platform.errors import UserError, disk_errors
+from retable.platform.errors import UserError, disk_errors, words
 from retable.platform.store.run import safe, sha256
 from retable.platform.store.storage import Record
 
@@ -284,7 +284,7 @@ def opened(file: Path) -> Iterator[Stream]:
     except OSError as error:
         raise UserError(f"{file}: {error.strerror or type(error).__name__}; name a bundle that can be read") from error
     except (lzma.LZMAError, tarfile.TarError, EOFError, ValueError, RecursionError) as error:
-        why = " ".join(str(error).split()) or type(error).__name__
+        why = words(error) or type(error).__name__
         raise damaged(file, f"it cannot be read ({why[:100]})") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -139,6 +140,15 @@ class Storage:
             with self.filesystem.open_input_stream(self._path(path)) as stream:
                 data: bytes = stream.read()
         return data
+
+    def write_table(self, path: str, table: Any, **options: Any) -> bytes:
+        """Write an Arrow table as a Parquet file, at once, and return its bytes; options are `pq.write_table`'s."""
+        import pyarrow.parquet as pq
+
+        file = io.BytesIO()
+        pq.write_table(table, file, **options)
+        self.write(path, file.getvalue())
+        return file.getvalue()
 
     def read_json(self, path: str) -> Any:
         """Return a JSON file's content.

@@ -6,7 +6,8 @@ Besides `execute/trials.py` it is the only place that touches `torch.distributed
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,34 @@ def best_device(apple: bool = False) -> str:
     return "mps" if apple and torch.backends.mps.is_available() else "cpu"
 
 
+def device_of(parameters: Iterable[Tensor]) -> torch.device:
+    """Return the device on which a model's parameters lie; of a model without any, the CPU."""
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch compute in so many threads of this process while the block runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def share(batch: int, rank: int, world: int) -> slice:
     """Return which rows of a batch are a rank's: consecutive ones, and those of all ranks are the batch."""
     return slice(rank * batch // world, (rank + 1) * batch // world)
+
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def autocast(device: str, precision: str) -> torch.autocast:
+    """Return the context in which networks compute in a precision: a key of `PRECISIONS`."""
+    kind = torch.device(device).type
+    return torch.autocast(kind, PRECISIONS[precision], enabled=precision != "float32")
 
 
 def ignore(*_: object) -> None:
@@ -74,6 +100,13 @@ class Worker:
             distributed.all_reduce(tensor)
             tensor = tensor / self.world
         return tensor
+
+    def average_buffers(self, module: nn.Module) -> None:
+        """Average a module's running statistics over the ranks: each has seen its own share of the batches."""
+        if self.world > 1:
+            for buffer in module.buffers():
+                if buffer.is_floating_point():
+                    buffer.copy_(self.mean(buffer))
 
 
 class Gather(torch.autograd.Function):

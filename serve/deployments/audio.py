@@ -3,7 +3,6 @@
 # No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
 import asyncio
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.deployments.recordings import folder_of, own_index, shown, take_in
 from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.ranges import send
-from retable.serve.ingress.replies import Problem, Reply, wrong
+from retable.serve.ingress.replies import Problem, Reply, json_reply, returns_problems, wrong
 from retable.tasks.audio.export import read_export
 from retable.tasks.audio.tools.embed.embedder import BATCH, Embedder
 from retable.tasks.audio.tools.search.hits import judged, tags
@@ -62,8 +61,7 @@ def _nearest_reply(index: Index, vector: Float32[np.ndarray, " dimension"], top:
         }
         for hit in listed
     ]
-    answer = {"hits": hits, **judged(listed, p_value(index, listed))}
-    return Reply(json.dumps(answer).encode(), "application/json")
+    return json_reply({"hits": hits, **judged(listed, p_value(index, listed))})
 
 
 class AudioIndex:
@@ -98,8 +96,7 @@ class AudioIndex:
         self._have(index)
         file = indexed(index, kept)
         entry = {"id": identity(file), "file": shown(file, index.folder), "seconds": round(seconds, 3)}
-        place = (("Location", f"/v1/audio/{entry['id']}"),)
-        return Reply(json.dumps(entry).encode(), "application/json", 201, place)
+        return json_reply(entry, 201, (("Location", f"/v1/audio/{entry['id']}"),))
 
     def _have(self, index: Index) -> None:
         if index is not self.index:
@@ -124,37 +121,34 @@ class Retrieval:
         self.shelves = ModelCache("audio", storage, load)
         self.reconfigure = self.shelves.reconfigure
 
-    async def search(self, words: str, top: int) -> Reply | Problem:
+    @returns_problems
+    async def search(self, words: str, top: int) -> Reply:
         """Find the recordings that fit words best."""
         if not any(letter.isalnum() for letter in words):
-            return wrong("q", "nothing that can be heard", "words")
+            raise wrong("q", "nothing that can be heard", "words")
 
         async def found() -> Reply:
             shelf, vector = await self.batch(words)
             return await asyncio.to_thread(shelf.found, vector, top)
 
-        try:
-            return await self.line.run(found)
-        except Problem as problem:
-            return problem
+        return await self.line.run(found)
 
-    async def recording(self, name: str, wanted: str) -> Reply | Problem:
+    @returns_problems
+    async def recording(self, name: str, wanted: str) -> Reply:
         """Return a recording by its identity, or a range of its bytes."""
         shelf = self.shelves.any()
         if name not in shelf.recordings:
             await asyncio.to_thread(shelf.refresh)
         if name not in shelf.recordings:
-            return Problem(404, "no such recording; GET /v1/audio?q=WORDS names some")
+            raise Problem(404, "no such recording; GET /v1/audio?q=WORDS names some")
         path = shelf.recordings[name]
         media = MEDIA.get(path.suffix.lower(), "application/octet-stream")
         return await asyncio.to_thread(send, path, wanted, LIMITS.recording_bytes, media)
 
-    async def add(self, body: bytes, name: str) -> Reply | Problem:
+    @returns_problems
+    async def add(self, body: bytes, name: str) -> Reply:
         """Add a recording."""
-        try:
-            return await self.adding.run(lambda: asyncio.to_thread(self.shelves.any().add, body, name, self.storage))
-        except Problem as problem:
-            return problem
+        return await self.adding.run(lambda: asyncio.to_thread(self.shelves.any().add, body, name, self.storage))
 
     async def ready(self, sha256s: Sequence[str]) -> Reply:
         """Embed a word, past all that wait; all models give the same answers."""

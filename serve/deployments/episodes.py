@@ -10,18 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.replies import Problem
+from retable.serve.ingress.replies import Json, Problem
 from retable.tasks.rl.config import View
 from retable.tasks.rl.export import Exported
 from retable.tasks.rl.formats.compact import deployable
 from retable.tasks.rl.play.acting import player
 from retable.tasks.rl.play.evaluate import play as simulate
-
-Array = npt.NDArray[Any]
 
 PER_SECOND = 25
 """Pictures of a second of simulated time, at most."""
@@ -92,7 +90,7 @@ class Film:
             ends = self.bodies.ends(self.data)[:, :, [0, self.depth]]
             self.frames.append(np.rint(1000 * ends).astype(int).reshape(-1).tolist())
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """Return what an answer says of it."""
         lines = zip(np.rint(1000 * self.bodies.radii).astype(int).tolist(), self.bodies.round.tolist(), strict=True)
         floor = None if self.bodies.ground is None or self.depth == 1 else round(1000 * self.bodies.ground)
@@ -106,7 +104,7 @@ class Film:
         }
 
 
-def play(policy: Exported, seed: int, steps: int, stopped: Callable[[], bool]) -> dict[str, Any]:
+def play(policy: Exported, seed: int, steps: int, stopped: Callable[[], bool]) -> Json:
     """Play the first `steps` steps of an episode, as `retable rl play` does, and return what came of them.
 
     Raises:
@@ -147,7 +145,7 @@ class Stage:
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits, self.free, self.waiting = limits, asyncio.Lock(), 0
 
-    async def play(self, policy: Exported, seed: int, steps: int) -> dict[str, Any]:
+    async def play(self, policy: Exported, seed: int, steps: int) -> Json:
         """Play an episode; a request that is cancelled stops it at its next step.
 
         Raises:

@@ -7,7 +7,6 @@ is known: a replica that starts reads it, goes on with what waited, and says of 
 # No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
 import asyncio
 import fcntl
-import json
 import logging
 import re
 import shutil
@@ -15,17 +14,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+from pydantic import TypeAdapter
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.subprocess_call import ProgressProcess
-from retable.serve.deployments.video import MEDIA, NICE, Order, check, kind_of, order_of, paint
+from retable.serve.deployments.video import MEDIA, NICE, Order, check, kind_of, paint
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.ranges import send
-from retable.serve.ingress.replies import Problem, Reply, plain_line
+from retable.serve.ingress.replies import Json, Problem, Reply, json_reply, plain_line, returns_problems
 
 FOLDER = "served/jobs"
 ID = re.compile(r"[A-Za-z0-9_-]{22}")
@@ -55,11 +56,14 @@ class Job:
     begun: float = 0.0
     """When the first frame was done, by this machine's clock."""
 
-    def status(self, ahead: int = 0) -> dict[str, Any]:
+    def status(self, ahead: int = 0) -> Json:
         """Return the job's status; `ahead`: the number of jobs before it."""
-        summary = {"id": self.id, "state": self.state, "frames": self.frames, "frames_total": self.total}
-        summary |= {
-            "progress": 1.0 if self.state == "done" else round(self.frames / self.total, 4) if self.total else 0.0
+        summary: Json = {
+            "id": self.id,
+            "state": self.state,
+            "frames": self.frames,
+            "frames_total": self.total,
+            "progress": 1.0 if self.state == "done" else round(self.frames / self.total, 4) if self.total else 0.0,
         }
         if self.state == "queued":
             summary["ahead"] = ahead
@@ -106,7 +110,7 @@ class VideoQueue:
         self.thread.join()
         self.lock.close()
 
-    def create(self, id: str, body: bytes, order: Order) -> dict[str, Any]:
+    def create(self, id: str, body: bytes, order: Order) -> Json:
         """Add a video to the queue, after a check of its header; the same id twice is one job.
 
         Raises:
@@ -138,7 +142,7 @@ class VideoQueue:
             self.changed.notify_all()
             return self._status(job)
 
-    def status(self, id: str) -> dict[str, Any]:
+    def status(self, id: str) -> Json:
         """Return the status of a job.
 
         Raises:
@@ -147,7 +151,7 @@ class VideoQueue:
         with self.changed:
             return self._status(self._job(id))
 
-    def file(self, id: str, wanted: str) -> Reply | Problem:
+    def file(self, id: str, wanted: str) -> Reply:
         """Return a painted video, or a range of its bytes.
 
         Raises:
@@ -232,13 +236,10 @@ class VideoQueue:
     def _recover(self, path: Path) -> None:
         """Restore a job that an earlier process left."""
         try:
-            stored = json.loads((path / "state.json").read_bytes())
-            known = {each.name for each in fields(Job)}
-            job = Job(**{name: value for name, value in stored.items() if name in known})
-            job.order = order_of(stored["order"])
+            job = TypeAdapter(Job).validate_json((path / "state.json").read_bytes())
             if job.id != path.name or not ID.fullmatch(job.id):
                 raise ValueError
-        except (OSError, ValueError, KeyError, TypeError):  # it ended while the video came in
+        except (OSError, ValueError):  # it ended while the video came in
             shutil.rmtree(path, ignore_errors=True)
             return
         self.jobs[job.id] = job
@@ -277,7 +278,7 @@ class VideoQueue:
             raise Problem(404, "no such job; those that are over are gone after a day")
         return job
 
-    def _status(self, job: Job) -> dict[str, Any]:
+    def _status(self, job: Job) -> Json:
         waiting = self._waiting()
         ahead = waiting.index(job) + (self.running is not None) if job in waiting else 0
         return job.status(ahead)
@@ -326,11 +327,11 @@ class Jobs:
     async def create(self, id: str, body: bytes, order: Order) -> Reply | Problem:
         """Add a video to the queue."""
         place = (("Location", f"/v1/jobs/{id}"),)
-        return await self._answer(lambda desk: _json(desk.create(id, body, order), 202, place))
+        return await self._answer(lambda desk: json_reply(desk.create(id, body, order), 202, place))
 
     async def status(self, id: str) -> Reply | Problem:
         """Return the status of a job."""
-        return await self._answer(lambda desk: _json(desk.status(id)))
+        return await self._answer(lambda desk: json_reply(desk.status(id)))
 
     async def file(self, id: str, wanted: str) -> Reply | Problem:
         """Return the result of a job."""
@@ -345,11 +346,9 @@ class Jobs:
 
         return await self._answer(work)
 
-    async def _answer(self, work: Callable[[VideoQueue], Reply | Problem]) -> Reply | Problem:
-        try:
-            return await asyncio.to_thread(lambda: work(self._desk()))
-        except Problem as problem:
-            return problem
+    @returns_problems
+    async def _answer(self, work: Callable[[VideoQueue], Reply]) -> Reply:
+        return await asyncio.to_thread(lambda: work(self._desk()))
 
     def _desk(self) -> VideoQueue:
         if not self.storage.is_local:
@@ -361,7 +360,3 @@ class Jobs:
                 except BlockingIOError as error:
                     raise Problem(503, "another server on this storage has the jobs; ask that one").wait(5) from error
             return self.desk
-
-
-def _json(content: dict[str, object], status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
-    return Reply(json.dumps(content).encode(), "application/json", status, headers)

@@ -7,19 +7,20 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
+from retable.platform.spec.arrays import Array
 from retable.serve.ingress.replies import Reply, wrong
-from retable.tasks.weather.config import STEPS
+from retable.tasks.weather.config import STEPS, View
 from retable.tasks.weather.metrics import MINUTES
 from retable.tasks.weather.tools.forecasts.netcdf import export
 
-Array = npt.NDArray[Any]
 Format = Literal["npz", "netcdf", "png", "gif"]
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 RAMP = ((242, 245, 250), (156, 196, 255), (47, 111, 224), (42, 29, 122))
 """Colours of probabilities 0, 1/3, 2/3 and 1; those of the page."""
@@ -109,7 +110,7 @@ def drawn(forecast: Forecast, places: Sequence[int], side: int) -> Image.Image:
     return canvas
 
 
-def scale(pen: ImageDraw.ImageDraw, left: int, top: int, font: Any) -> None:
+def scale(pen: ImageDraw.ImageDraw, left: int, top: int, font: Font) -> None:
     """Draw which colour means which probability."""
     pen.text((left, top), "0", INK, font)
     for step, colour in enumerate(table()):
@@ -129,7 +130,7 @@ class Member:
     """A forecast as the functions of `tasks.weather.combine` see it."""
 
     label: str
-    view: Any
+    view: View
     steps: Array
     metrics: Mapping[str, float]
 

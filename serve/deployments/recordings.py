@@ -29,6 +29,8 @@ from retable.tasks.audio.tools.search.search import Index
 FOLDER, INDEX = "served/audio/recordings", "served/audio/index"
 SHIPPED = task_folder("audio") / "zoo" / "recordings"
 """What a fresh machine finds: `zoo/LICENSES.md` says whose they are."""
+STARTS = {".wav": rb"(RIFF|RF64).{4}WAVE", ".flac": rb"fLaC", ".ogg": rb"OggS", ".mp3": rb"ID3|\xff[\xe0-\xff]"}
+"""Suffix -> how such files begin."""
 LONGEST = 100
 """Characters of a name."""
 STARTING = 300.0
@@ -113,14 +115,9 @@ def suffix_of(body: bytes) -> str:
     Raises:
         Problem: 415 where that is none of the four kinds that are taken.
     """
-    if body[:4] in (b"RIFF", b"RF64") and body[8:12] == b"WAVE":
-        return ".wav"
-    if body.startswith(b"fLaC"):
-        return ".flac"
-    if body.startswith(b"OggS"):
-        return ".ogg"
-    if body.startswith(b"ID3") or (len(body) > 1 and body[0] == 0xFF and body[1] & 0xE0 == 0xE0):
-        return ".mp3"
+    for suffix, start in STARTS.items():
+        if re.match(start, body, re.DOTALL):
+            return suffix
     raise Problem(415, "the body is no recording that is known: WAV, FLAC, Ogg or MP3")
 
 

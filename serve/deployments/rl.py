@@ -5,7 +5,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +12,12 @@ from jaxtyping import Float32
 from ray import serve
 
 from retable.platform.store.storage import Storage
+from retable.serve.deployments.batches import grouped, together
 from retable.serve.deployments.episodes import Stage, weight
 from retable.serve.deployments.line import Line
 from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.replies import Problem, Reply, wrong
+from retable.serve.ingress.replies import Problem, Reply, json_reply, returns_problems, wrong
 from retable.tasks.rl.config import View
 from retable.tasks.rl.export import Exported, read_export
 
@@ -84,7 +84,7 @@ def numbers(value: object, width: int, wanted: str) -> Rows:
         Problem: where they are something else.
     """
     try:
-        array: Any = np.array(value)
+        array = np.array(value)
     except ValueError as error:
         raise wrong("observations", "rows of different lengths", wanted) from error
     if array.dtype.kind not in "iuf":
@@ -100,26 +100,21 @@ def numbers(value: object, width: int, wanted: str) -> Rows:
 
 def answers(questions: Sequence[Question]) -> list[Rows]:
     """Return the actions of each question; those of one policy share its networks' passes."""
-    grouped: dict[int, Rows] = {}
-    for share in shares(questions):
-        policy = questions[share[0]].policy
-        rows = torch.from_numpy(np.concatenate([questions[place].observations for place in share]))
-        with torch.inference_mode():
-            actions = policy.act(rows, torch.cat([questions[place].noise for place in share])).numpy()
-        ends = np.cumsum([len(questions[place].observations) for place in share])
-        grouped |= dict(zip(share, np.split(actions, ends[:-1]), strict=True))
-    return [grouped[place] for place in range(len(questions))]
+    return together(questions, shares(questions), _actions)
+
+
+def _actions(questions: Sequence[Question]) -> list[Rows]:
+    """Return the actions of questions to one policy, in one pass of its networks."""
+    rows = torch.from_numpy(np.concatenate([question.observations for question in questions]))
+    with torch.inference_mode():
+        actions = questions[0].policy.act(rows, torch.cat([question.noise for question in questions])).numpy()
+    ends = np.cumsum([len(question.observations) for question in questions])
+    return np.split(actions, ends[:-1])
 
 
 def shares(questions: Sequence[Question]) -> list[list[int]]:
     """Return the places of questions that go together: of one policy, and of `ROWS` observations at most."""
-    groups: dict[Exported, list[list[int]]] = {}
-    for place, question in enumerate(questions):
-        group = groups.setdefault(question.policy, [[]])
-        if sum(len(questions[other].observations) for other in group[-1]) + len(question.observations) > ROWS:
-            group.append([])
-        group[-1].append(place)
-    return [share for group in groups.values() for share in group if share]
+    return grouped(questions, lambda each: each.policy, lambda each: len(each.observations), ROWS)
 
 
 class Policies:
@@ -130,23 +125,19 @@ class Policies:
         self.reconfigure = self.policies.reconfigure
         self.stage, self.line = Stage(), Line(places, wait)
 
-    async def act(self, sha256: str, body: bytes) -> Reply | Problem:
+    @returns_problems
+    async def act(self, sha256: str, body: bytes) -> Reply:
         """Choose actions for the observations in a body."""
-        try:
-            actions = await self.line.run(lambda: self.batch(question(self.policies[sha256], body)))
-        except Problem as problem:
-            return problem
-        return Reply(json.dumps({"actions": actions.tolist()}).encode(), "application/json")
+        actions = await self.line.run(lambda: self.batch(question(self.policies[sha256], body)))
+        return json_reply({"actions": actions.tolist()})
 
-    async def episode(self, sha256: str, seed: int, steps: int) -> Reply | Problem:
+    @returns_problems
+    async def episode(self, sha256: str, seed: int, steps: int) -> Reply:
         """Play an episode, and tell how large the policy is that played it."""
         policy = self.policies[sha256]
-        try:
-            summary = await self.stage.play(policy, seed, steps)
-        except Problem as problem:
-            return problem
+        summary = await self.stage.play(policy, seed, steps)
         summary |= {**weight(policy), "bytes": len(await asyncio.to_thread(self.policies.file, sha256))}
-        return Reply(json.dumps(summary, separators=(",", ":")).encode(), "application/json")
+        return json_reply(summary, separators=(",", ":"))
 
     async def ready(self, sha256s: Sequence[str]) -> Reply:
         """Query each policy once, ahead of waiting requests."""

@@ -16,15 +16,16 @@ from ray import serve
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
+from retable.serve.deployments.batches import grouped, together
 from retable.serve.deployments.line import Line
 from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.replies import Problem, Reply
+from retable.serve.ingress.replies import Problem, Reply, returns_problems
 from retable.tasks.style.export import read_export
 from retable.tasks.style.files import images
-from retable.tasks.style.files.images import Picture
+from retable.tasks.style.files.images import Picture, Pixels
 from retable.tasks.style.tools.pictures.batches import nothing, resized
-from retable.tasks.style.tools.pictures.stylise import BATCH_PIXELS, NetworkStyle, Pixels
+from retable.tasks.style.tools.pictures.stylise import BATCH_PIXELS, NetworkStyle
 
 BATCH, WAIT = 8, 0.01
 """Requests of one batch, and the seconds that the first of them waits for others."""
@@ -35,8 +36,8 @@ KINDS = {
     b"RIFF": "WEBP",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
+    b"BM": "BMP",
 }
-KINDS |= {b"BM": "BMP"}
 """How files of pictures begin. Other decoders are never asked: some run programs, many were never attacked."""
 
 
@@ -94,23 +95,18 @@ def check(body: bytes, size: int, limits: Limits) -> None:
 
 def paint(works: Sequence[StyleRequest]) -> list[Pixels]:
     """Stylise photographs; those of one style and size together."""
-    pictures: dict[int, Pixels] = {}
-    for share in shares(works):
-        made = works[share[0]].style([works[place].pixels for place in share], nothing)
-        pictures |= {place: result.pixels for place, result in zip(share, made, strict=True)}
-    return [pictures[place] for place in range(len(works))]
+    return together(works, shares(works), _painted)
+
+
+def _painted(works: Sequence[StyleRequest]) -> list[Pixels]:
+    return [result.pixels for result in works[0].style([work.pixels for work in works], nothing)]
 
 
 def shares(works: Sequence[StyleRequest], most: int = BATCH_PIXELS) -> list[list[int]]:
     """Return the places of works that go together: of one network and shape, and of so many pixels at most."""
-    groups: dict[tuple[int, tuple[int, ...]], list[list[int]]] = {}
-    for place, work in enumerate(works):
-        height, width = work.pixels.shape[:2]
-        group = groups.setdefault((id(work.style), work.pixels.shape), [[]])
-        if group[-1] and (len(group[-1]) + 1) * height * width > most:
-            group.append([])
-        group[-1].append(place)
-    return [share for group in groups.values() for share in group]
+    return grouped(
+        works, lambda work: (id(work.style), work.pixels.shape), lambda work: math.prod(work.pixels.shape[:2]), most
+    )
 
 
 def finish(made: Pixels, photograph: Picture, strength: float, original: bool, kind: str) -> Reply:
@@ -140,9 +136,8 @@ class Styles:
         self.styles, self.line = ModelCache("style", storage, load), Line(places, wait)
         self.reconfigure = self.styles.reconfigure
 
-    async def stylise(
-        self, sha256: str, body: bytes, size: int, strength: float, original: bool, kind: str
-    ) -> Reply | Problem:
+    @returns_problems
+    async def stylise(self, sha256: str, body: bytes, size: int, strength: float, original: bool, kind: str) -> Reply:
         """Paint the photograph in a body."""
 
         async def painted() -> Reply:
@@ -150,10 +145,7 @@ class Styles:
             made = await self.batch(StyleRequest(self.styles[sha256], photograph.pixels))
             return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
 
-        try:
-            return await self.line.run(painted)
-        except Problem as problem:
-            return problem
+        return await self.line.run(painted)
 
     async def ready(self, sha256s: Sequence[str]) -> Reply:
         """Paint a small picture in each style, past all that wait."""

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
 from retable.platform.errors import UserError
@@ -22,11 +23,7 @@ class IsolatedCall(Generic[T]):
 
     def __init__(self, function: Callable[..., T], *arguments: object) -> None:
         """Begin. The function and its arguments can be pickled."""
-        context = multiprocessing.get_context("spawn")
-        self._answer, sending = context.Pipe(duplex=False)
-        self._process = context.Process(target=_run, args=(sending, function, arguments), daemon=True)
-        self._process.start()
-        sending.close()
+        self._answer, self._process = _start(_run, function, arguments)
 
     def result(self) -> T:
         """Wait for the function's return value.
@@ -55,13 +52,9 @@ class ProgressProcess:
 
     def __init__(self, function: Callable[..., object], *arguments: object, nice: int = 0) -> None:
         """Start the child; the function gets a progress callback, then the arguments. All can be pickled."""
-        context = multiprocessing.get_context("spawn")
         self.result: Any = None
         """What the function has returned, once it has."""
-        self._told, telling = context.Pipe(duplex=False)
-        self.process = context.Process(target=_tell, args=(telling, nice, function, arguments), daemon=True)
-        self.process.start()
-        telling.close()
+        self._told, self.process = _start(_tell, nice, function, arguments)
 
     def progress(self, seconds: float) -> Iterator[Any]:
         """Yield the reported progress until the function returns; the child has ended afterwards.
@@ -92,6 +85,16 @@ class ProgressProcess:
         self.process.kill()
 
 
+def _start(target: Callable[..., None], *arguments: object) -> tuple[Connection, BaseProcess]:
+    """Start a child process that calls `target` with a pipe and the arguments; return the pipe's other end and it."""
+    context = multiprocessing.get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(sending, *arguments), daemon=True)
+    process.start()
+    sending.close()
+    return receiving, process
+
+
 def _tell(telling: Connection, nice: int, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
@@ -106,7 +109,7 @@ def _tell(telling: Connection, nice: int, function: Callable[..., object], argum
     telling.send((True, answer))
 
 
-def _end_with(parent: Any) -> None:
+def _end_with(parent: BaseProcess) -> None:
     """End this process when its parent has ended, even if that was killed."""
     parent.join()
     os._exit(1)

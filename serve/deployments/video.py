@@ -6,7 +6,8 @@ does to FFmpeg, it does to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from retable.serve.ingress.replies import Problem
 
 FORMATS = {"mp4": "mov,mp4,m4a,3gp,3g2,mj2", "mkv": "matroska,webm", "avi": "avi"}
 """Suffix -> what FFmpeg calls the container. No other is opened: some are lists of other files, or of addresses."""
+STARTS = {"mp4": rb".{4}ftyp", "mkv": rb"\x1a\x45\xdf\xa3", "avi": rb"RIFF.{4}AVI "}
+"""Suffix -> how such files begin."""
 MEDIA = {"mp4": "video/mp4", "webm": "video/webm", "mkv": "video/x-matroska"}
 """Suffix of what is made -> its type."""
 BATCH_PIXELS = 1_000_000
@@ -48,12 +51,9 @@ def kind_of(body: bytes) -> str:
     Raises:
         Problem: 415 where that is none of the kinds that are taken.
     """
-    if body[4:8] == b"ftyp":
-        return "mp4"
-    if body.startswith(b"\x1a\x45\xdf\xa3"):
-        return "mkv"
-    if body[:4] == b"RIFF" and body[8:12] == b"AVI ":
-        return "avi"
+    for kind, start in STARTS.items():
+        if re.match(start, body, re.DOTALL):
+            return kind
     raise Problem(415, "the body is no video that is known: MP4, MOV, Matroska, WebM or AVI")
 
 
@@ -147,8 +147,3 @@ def paint(
     batch = max(1, min(4, BATCH_PIXELS // (width * height)))
     stylise = stylise_stream(stylist, order.steady)
     return stylise_video(source, target, stylise, batch=batch, size=order.size, progress=progress).notes
-
-
-def order_of(fields: Mapping[str, object]) -> Order:
-    """Return the order that a job's file keeps."""
-    return Order(**fields)  # type: ignore[arg-type]  # as it was written

@@ -7,25 +7,26 @@ import math
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 from numpy.lib import format as npy
 from ray import serve
 
 from retable.platform.errors import UserError, nearest
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.serve.deployments import maps
+from retable.serve.deployments.batches import grouped, together
 from retable.serve.deployments.line import Line
 from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.replies import Problem, Reply, wrong
+from retable.serve.ingress.replies import Json, Problem, Reply, returns_problems, wrong
 from retable.tasks.weather.combine import majority_vote, mean_probability
 from retable.tasks.weather.config import View
 from retable.tasks.weather.export import Exported, read_export
@@ -33,8 +34,6 @@ from retable.tasks.weather.predict import BATCH
 from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.w4c.layout import SATELLITE
 from retable.tasks.weather.w4c.preprocess import CHANNELS
-
-Array = npt.NDArray[Any]
 
 WAIT = 0.02
 """Seconds that the first request of a batch waits for others."""
@@ -151,14 +150,13 @@ def work(forecaster: Exported, region: str, body: bytes) -> ForecastRequest:
 
 def forecasts(works: Sequence[ForecastRequest]) -> list[Array]:
     """Return the steps of each forecast, uint8 (leads, S, S); those of one model and region go together."""
-    groups: dict[tuple[int, str], list[int]] = {}
-    for place, each in enumerate(works):
-        groups.setdefault((id(each.forecaster), each.region), []).append(place)
-    images: dict[int, Array] = {}
-    for (_, region), places in groups.items():
-        steps = works[places[0]].forecaster.steps(np.stack([works[place].images for place in places]), region)
-        images |= dict(zip(places, steps, strict=True))
-    return [images[place] for place in range(len(works))]
+    shares = grouped(works, lambda each: (id(each.forecaster), each.region))
+    return together(works, shares, _steps)
+
+
+def _steps(works: Sequence[ForecastRequest]) -> Array:
+    """Return the forecasts of requests for one model and region."""
+    return works[0].forecaster.steps(np.stack([each.images for each in works]), works[0].region)
 
 
 @dataclass(frozen=True)
@@ -217,25 +215,20 @@ class Forecasters:
         self.forecasters, self.line = ModelCache("weather", storage, read_export), Line(places, wait)
         self.reconfigure = self.forecasters.reconfigure
 
-    async def forecast(
-        self, sha256s: Sequence[str], body: bytes, region: str, options: Mapping[str, Any]
-    ) -> Reply | Problem:
+    @returns_problems
+    async def forecast(self, sha256s: Sequence[str], body: bytes, region: str, options: Json) -> Reply:
         """Forecast rain from the images in a body, by one forecaster or several."""
         wanted = Wanted(**options)
 
-        async def forecasts() -> list[Any]:
+        async def forecasts() -> list[Array]:
             works = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
-            made: list[Any] = await asyncio.gather(*(self.batch(each) for each in works))
-            return made
+            return await asyncio.gather(*(self.batch(each) for each in works))
 
-        try:
-            time = moment(wanted.time)
-            members = await self.line.run(forecasts)
-            source = f"retable, {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else "retable"
-            made = maps.Forecast(joined(members, wanted), region, f"{source}; files {', '.join(sha256s)}", time)
-            return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
-        except Problem as problem:
-            return problem
+        time = moment(wanted.time)
+        members = await self.line.run(forecasts)
+        source = f"retable, {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else "retable"
+        made = maps.Forecast(joined(members, wanted), region, f"{source}; files {', '.join(sha256s)}", time)
+        return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
 
     async def ready(self, sha256s: Sequence[str]) -> Reply:
         """Forecast from images of zeros by each forecaster, past all that wait."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi import FastAPI
 
-from retable.serve.ingress.replies import PROBLEM, Problem, wrong
+from retable.serve.ingress.replies import PROBLEM, Json, Problem, wrong
 from retable.serve.launch.models import Model
 
 TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
@@ -29,19 +28,20 @@ EXAMPLES = (
 FILE = {"schema": {"type": "string", "format": "binary"}}
 
 
-def _object_of(**properties: object) -> dict[str, Any]:
+def _object_of(**properties: object) -> Json:
     """Return the schema of an object that has these properties."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
 ROWS = {"type": "array", "items": {"type": "array", "items": NUMBER}}
 ACTIONS = {"actions": [[0.12, 0.446, -0.783, -0.855, -0.294, -0.174]]}
-HITS: dict[str, Any] = {
-    "hits": [{"id": "2b1c0a9d8e7f6a5b", "file": "rain/1-17367-A.ogg", "score": 0.412, "offset": 1.0, "tags": []}]
+HITS = {
+    "hits": [{"id": "2b1c0a9d8e7f6a5b", "file": "rain/1-17367-A.ogg", "score": 0.412, "offset": 1.0, "tags": []}],
+    "p": 0.0156,
+    "verdict": "found",
 }
-HITS |= {"p": 0.0156, "verdict": "found"}
 TAGS = {"type": "array", "items": TEXT, "description": "category and name of a file named by the UCS"}
-HITS_SCHEMA: dict[str, Any] = _object_of(
+HITS_SCHEMA: Json = _object_of(
     hits={"type": "array", "items": _object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER, tags=TAGS)},
     p={
         "type": ["number", "null"],
@@ -49,9 +49,15 @@ HITS_SCHEMA: dict[str, Any] = _object_of(
     },
     verdict={"type": ["string", "null"], "enum": ["found", "doubtful", None]},
 )
-JOB = {"id": "n0T6uE2jR4mXq8vLw1sYzA", "state": "running", "frames": 96, "frames_total": 240, "progress": 0.4}
-JOB |= {"seconds_left": 31.5}
-JOB_SCHEMA: dict[str, Any] = _object_of(
+JOB = {
+    "id": "n0T6uE2jR4mXq8vLw1sYzA",
+    "state": "running",
+    "frames": 96,
+    "frames_total": 240,
+    "progress": 0.4,
+    "seconds_left": 31.5,
+}
+JOB_SCHEMA: Json = _object_of(
     id=TEXT,
     state={"type": "string", "enum": ["queued", "running", "done", "failed", "cancelled"]},
     frames=WHOLE,
@@ -66,7 +72,7 @@ JOB_SCHEMA["properties"] |= {
     "detail": TEXT | {"description": "of one that failed: why"},
 }
 JOB_ANSWER = {"application/json": {"schema": JOB_SCHEMA, "example": JOB}}
-ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
+ANSWERS: dict[tuple[str, str], Json] = {
     ("/v1/rl/{environment}", "post"): {"application/json": {"schema": _object_of(actions=ROWS), "example": ACTIONS}},
     ("/v1/style/{style}", "post"): {"image/png": FILE, "image/jpeg": FILE},
     ("/v1/audio", "get"): {"application/json": {"schema": HITS_SCHEMA, "example": HITS}},
@@ -87,7 +93,7 @@ def describe(app: FastAPI, models: Sequence[Model]) -> None:
     """Complete an application's OpenAPI document: responses, problems, and examples."""
     plain = app.openapi
 
-    def document() -> dict[str, Any]:
+    def document() -> Json:
         if app.openapi_schema is None:
             documented = plain()
             components = documented.setdefault("components", {})
@@ -101,13 +107,12 @@ def describe(app: FastAPI, models: Sequence[Model]) -> None:
             for path, operations in documented["paths"].items():
                 for method, operation in operations.items():
                     _complete(operation, path, method, models)
-        schema: dict[str, object] = app.openapi_schema or {}
-        return schema
+        return app.openapi_schema or {}
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _complete(operation: dict[str, Any], path: str, method: str, models: Sequence[Model]) -> None:
+def _complete(operation: Json, path: str, method: str, models: Sequence[Model]) -> None:
     responses = operation["responses"]
     responses.pop("422", None)
     if (path, method) in ANSWERS:

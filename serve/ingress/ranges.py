@@ -8,7 +8,7 @@ from pathlib import Path
 from retable.serve.ingress.replies import Problem, Reply
 
 
-def send(path: Path, wanted: str, most: int, media: str) -> Reply | Problem:
+def send(path: Path, wanted: str, most: int, media: str) -> Reply:
     """Return a file, or a range of its bytes.
 
     Args:
@@ -16,6 +16,9 @@ def send(path: Path, wanted: str, most: int, media: str) -> Reply | Problem:
         wanted: the `Range` header; empty: all.
         most: bytes that are sent at once.
         media: its type.
+
+    Raises:
+        Problem: 404 where it is gone, and as `span`.
     """
     try:
         with path.open("rb") as file:
@@ -23,10 +26,8 @@ def send(path: Path, wanted: str, most: int, media: str) -> Reply | Problem:
             start, stop = span(wanted, size, most)
             file.seek(start)
             body = file.read(stop - start)
-    except OSError:
-        return Problem(404, "the file is gone")
-    except Problem as problem:
-        return problem
+    except OSError as error:
+        raise Problem(404, "the file is gone") from error
     headers: tuple[tuple[str, str], ...] = (("Accept-Ranges", "bytes"),)
     if wanted:
         headers = (*headers, ("Content-Range", f"bytes {start}-{stop - 1}/{size}"))

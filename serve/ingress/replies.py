@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
+Json = dict[str, Any]
+"""An object of JSON."""
 
 PROBLEM = "application/problem+json"
 LONGEST = 300
@@ -20,6 +27,16 @@ class Reply:
     media: str
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
+
+
+def json_reply(
+    content: object,
+    status: int = 200,
+    headers: tuple[tuple[str, str], ...] = (),
+    separators: tuple[str, str] | None = None,
+) -> Reply:
+    """Return plain values as JSON."""
+    return Reply(json.dumps(content, separators=separators).encode(), "application/json", status, headers)
 
 
 class Problem(Exception):
@@ -58,6 +75,21 @@ class Problem(Exception):
 def wrong(field: str, got: object, wanted: object) -> Problem:
     """Return the problem of a field that has another value or shape than is wanted."""
     return Problem(422, f"{field}: got {got}, wanted {wanted}").having(field=field, got=str(got), wanted=str(wanted))
+
+
+def returns_problems(
+    method: Callable[P, Awaitable[Reply]],
+) -> Callable[P, Coroutine[object, object, Reply | Problem]]:
+    """Let a method of a deployment return the problems that it raises."""
+
+    @functools.wraps(method)
+    async def answered(*arguments: P.args, **named: P.kwargs) -> Reply | Problem:
+        try:
+            return await method(*arguments, **named)
+        except Problem as problem:
+            return problem
+
+    return answered
 
 
 def plain_line(text: str) -> str:

@@ -11,21 +11,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pyarrow import fs
 
 from retable.platform.errors import UserError, nearest
+from retable.platform.report.html import PAPERS, rank
 from retable.platform.report.render import about, measured, number, remarks, state
 from retable.platform.report.results import Cell, FilledReplicate, FilledTable, slug_of
-from retable.platform.spec import task as tasks
 from retable.platform.spec.table import Origin
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.replies import Problem, Reply
+from retable.serve.ingress.replies import Json, Problem, Reply
 from retable.serve.launch.models import Model
 
-ORDER = ("weather", "style", "audio", "rl")
-SCALES = tuple(reversed(tasks.SCALES))
 FOLDER = "report"
 PLACE = re.compile(r"/|~|\w+://")
 """How a value begins that says where something lies."""
@@ -81,12 +78,12 @@ class Tables:
             parts.append(self.known.get(name, (None, None))[1])
         return [part for part in parts if part]
 
-    def heading(self, part: FilledTable) -> dict[str, Any]:
+    def heading(self, part: FilledTable) -> Json:
         """Return what a table is."""
         names = {"name": part.name, "at": _kept_at(part), "scale": part.scale, "title": part.title}
         return names | {"figure": part.figure, "picture": self.drawn(part)}
 
-    def whole(self, part: FilledTable) -> dict[str, Any]:
+    def whole(self, part: FilledTable) -> Json:
         """Return all that is shown of a table."""
         hidden = {path: "…" if PLACE.match(str(value)) else value for path, value in part.changes.items()}
         return self.heading(part) | {
@@ -104,7 +101,7 @@ class Tables:
             ],
         }
 
-    def rows(self, part: FilledTable) -> Iterator[dict[str, Any]]:
+    def rows(self, part: FilledTable) -> Iterator[Json]:
         """Return each row: label, and its cells in words, each with the models that serve its runs."""
         for row in part.rows:
             cells = []
@@ -130,7 +127,7 @@ class Tables:
 
     def serving(self, replicates: Sequence[FilledReplicate]) -> list[str]:
         """Return the digests of the served models that are the runs behind replicates, at the same epoch."""
-        origins = [leaf for replicate in replicates for leaf in leaves(replicate.origin)]
+        origins = [part for replicate in replicates for part in replicate.origin.parts() if not part.members]
         return [model.sha256 for model in self.models if any(same(model, origin) for origin in origins)]
 
     def drawn(self, part: FilledTable) -> bool:
@@ -159,16 +156,16 @@ def _kept_at(part: FilledTable) -> str:
     return slug_of(part).removeprefix(part.name.replace("/", "-")).removeprefix("-")
 
 
-def place(part: FilledTable) -> tuple[Any, ...]:
+def place(part: FilledTable) -> tuple[object, ...]:
     """Return a table's sort key: by task; tables before figures before ours; the largest scale first."""
     task, _, name = part.name.partition("/")
     kind, digits = re.sub(r"\d", "", name), re.sub(r"\D", "", name)
     return (
-        ORDER.index(task) if task in ORDER else len(ORDER),
+        PAPERS.index(task) if task in PAPERS else len(PAPERS),
         {"table": 0, "figure": 1}.get(kind, 2),
         int(digits[:9] or 0),
         name,
-        SCALES.index(part.scale) if part.scale in SCALES else len(SCALES),
+        rank(part.scale),
         bool(part.changes),
         _kept_at(part),
     )
@@ -177,15 +174,6 @@ def place(part: FilledTable) -> tuple[Any, ...]:
 def used(replicates: Sequence[FilledReplicate], cell: Cell) -> list[FilledReplicate]:
     """Return the replicates that a cell is of."""
     return [each for each, value in zip(replicates, cell.values, strict=False) if value is not None]
-
-
-def leaves(origin: Origin) -> Iterator[Origin]:
-    """Return the runs that a number is from, also of those that were joined to it."""
-    if origin.members:
-        for member in origin.members:
-            yield from leaves(member)
-    else:
-        yield origin
 
 
 def same(model: Model, origin: Origin) -> bool:

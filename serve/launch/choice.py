@@ -15,11 +15,12 @@ from retable.platform.errors import UserError, nearest
 from retable.platform.models import contract, zoo
 from retable.platform.models.export import scale_of
 from retable.platform.models.select import Choice, choose, eligible_runs
+from retable.platform.report.results import FilledTable
 from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
 from retable.platform.spec.task import find_table
 from retable.platform.store.storage import Storage
-from retable.serve.launch.cells import cell_of, runs_of
+from retable.serve.ingress.replies import Json
 from retable.serve.launch.models import Model, keep
 
 TASKS = ("weather", "style", "audio", "rl")
@@ -217,7 +218,7 @@ def of_file(task: str, name: str, data: bytes, why: str, storage: Storage) -> Mo
     return keep(data, storage, task=task, name=place, variant=variant, why=why, about=about)
 
 
-def known(task: str, exported: Any) -> dict[str, Any]:
+def known(task: str, exported: Any) -> Json:
     """Return what is to be known of a file beyond what it says of itself: how to ask its model."""
     if task == "audio":  # what tells whether an index was made with it
         return {"weights": exported.fingerprint}
@@ -239,3 +240,26 @@ def named(task: str, name: str, exported: Any) -> tuple[str, str]:
         painted = "-".join(exported.about.get("paintings", ())) or "style"
         return (name, "") if name else (painted, digits)
     return (name or task, "" if name else digits)
+
+
+def runs_of(table: FilledTable) -> set[str]:
+    """Return the fingerprints of the runs behind a table's numbers, those included that others were joined of."""
+    replicates = [replicate for row in table.rows for replicate in row.replicates]
+    return {origin.run for replicate in replicates for origin in replicate.origin.parts()}
+
+
+def cell_of(fingerprint: str, scale: str, tables: Sequence[FilledTable]) -> str:
+    """Return the first cell that a run alone fills, `table/row/column`; empty where there is none.
+
+    Args:
+        fingerprint: the run's.
+        scale: the run's; tables of another one come last.
+        tables: where to look.
+    """
+    for table in sorted(tables, key=lambda table: table.scale != scale):
+        for row in table.rows:
+            places = [place for place, each in enumerate(row.replicates) if each.origin.run == fingerprint]
+            for column, cell in zip(table.columns, row.cells, strict=False):
+                if any(cell.values[place] is not None for place in places):
+                    return f"{table.name}/{row.label}/{column.header}"
+    return ""

@@ -15,10 +15,10 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from retable.platform import ray_compat
-from retable.platform.console import console, errors
+from retable.platform.console import console, errors, print_lines
 from retable.platform.errors import UserError, one_line, redact
 from retable.platform.execute.session import (
     Interrupt,
@@ -31,9 +31,13 @@ from retable.platform.execute.session import (
 from retable.platform.spec.extras import check
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.subprocess_call import IsolatedCall
+from retable.serve.ingress.replies import Json
 from retable.serve.launch.address import Address, check_name, check_port, loopback, read_token
 from retable.serve.launch.choice import Wanted, choose_models
 from retable.serve.launch.models import Model, describe
+
+if TYPE_CHECKING:
+    from retable.serve.application import Arguments
 
 PATIENCE = 20.0
 """Seconds that what was begun has to be answered when the server ends."""
@@ -47,9 +51,7 @@ Swap = Callable[[Sequence[Model]], None]
 """Serves other models of the same tasks from then on."""
 
 
-def run(
-    wanted: Mapping[str, Any], storage: str, address: Mapping[str, Any], replicas: Sequence[str], config: str
-) -> None:
+def run(wanted: Json, storage: str, address: Json, replicas: Sequence[str], config: str) -> None:
     """Serve until Ctrl-C or SIGTERM; on SIGHUP choose again, and serve what is better.
 
     Args:
@@ -62,7 +64,7 @@ def run(
     Raises:
         UserError: on a mistake of the user's.
     """
-    _check_extra()
+    check("serve")
     check_name(address["name"])
     token = read_token(address["host"], address["token_file"])
     at = Address(address["host"], address["port"], token, tuple(address["allowed"]), address["name"])
@@ -75,8 +77,7 @@ def run(
     choosing = IsolatedCall(choose_models, chosen, where)
     import_module("ray.serve")  # meanwhile
     models = choosing.result()
-    for line in some(models, describe):
-        console.print(line, markup=False, highlight=False)
+    print_lines(some(models, describe))
     if config:
         from retable.serve import application as of
 
@@ -153,19 +154,10 @@ def renew(models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Swap)
         errors.print(f"note: {error}; what is served stays", markup=False)
         return list(models)
     for sha256 in new.keys() - old.keys():
-        console.print(f"now: {describe(new[sha256])}", markup=False, highlight=False)
+        console.print(f"now: {describe(new[sha256])}", markup=False)
     for sha256 in old.keys() - new.keys():
-        console.print(f"no longer: {describe(old[sha256])}", markup=False, highlight=False)
+        console.print(f"no longer: {describe(old[sha256])}", markup=False)
     return chosen
-
-
-def _check_extra() -> None:
-    """Refuse if the packages for serving are not installed.
-
-    Raises:
-        UserError: saying how to install it.
-    """
-    check("serve")
 
 
 @contextmanager
@@ -202,7 +194,7 @@ def serving(
         running = bool(cluster_address()) and name in serve.status().applications
         spare = check_cpus({} if running else application.reserved(arguments.tasks, least))
         scaling = application.scaling(arguments.tasks, least, spare, int(cluster_resources().get("CPU", 1)))
-        where: Any = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
+        where: Json = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
         swap = partial(deploy, address, arguments, storage, scaling)
         swap(models)
@@ -288,9 +280,9 @@ def end(name: str) -> None:
 
 def deploy(
     address: Address,
-    arguments: Any,
+    arguments: Arguments,
     storage: Storage,
-    scaling: Mapping[str, Mapping[str, Any]],
+    scaling: Mapping[str, Json],
     models: Sequence[Model],
 ) -> None:
     """Deploy the application with these models and wait until it runs; a running one is updated.
@@ -388,11 +380,10 @@ def some(models: Sequence[Model], line: Callable[[Model], str]) -> Iterator[str]
 
 def show(models: Sequence[Model], address: Address) -> None:
     """Print the address, and a line for each endpoint: of policies one for each environment."""
-    console.print(f"\n{address.url}/ is open; Ctrl-C ends it", markup=False, highlight=False)
+    console.print(f"\n{address.url}/ is open; Ctrl-C ends it", markup=False)
     places = {(model.task, model.name): model for model in reversed(models)}
-    for line in some(list(reversed(places.values())), lambda model: curl(model, address)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Prometheus: {', '.join(metrics_urls())}", markup=False, highlight=False, soft_wrap=True)
+    print_lines(some(list(reversed(places.values())), lambda model: curl(model, address)))
+    console.print(f"Prometheus: {', '.join(metrics_urls())}", markup=False, soft_wrap=True)
 
 
 def metrics_urls() -> list[str]:

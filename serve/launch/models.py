@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from retable.platform.errors import UserError, nearest
 from retable.platform.models import export
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.replies import Problem, plain_line
+from retable.serve.ingress.replies import Json, Problem, plain_line
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -48,7 +48,7 @@ class Model:
         """Where the file lies on the storage."""
         return export.place_of(self.task, self.sha256)
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Json:
         """Return what `GET /v1/models` says."""
         return asdict(self)
 
@@ -89,7 +89,7 @@ def read(model: Model, storage: Storage) -> bytes:
     return export.kept(model.task, model.sha256, storage)
 
 
-def config_of(models: Sequence[Model]) -> dict[str, Any]:
+def config_of(models: Sequence[Model]) -> Json:
     """Return Serve's `user_config`: what is served, the same for each deployment."""
     return {"models": [asdict(model) for model in models]}
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import Estimate, Verdict, join, judge, mean_of, too_few, untested
 from retable.platform.spec.table import AnyRow, Claim, Replicate, Results, claim
 from retable.platform.text import plural
@@ -50,13 +49,13 @@ Pair = tuple[AnyRow, AnyRow]
 """The row that should be better, and the other."""
 
 
-def precisions(replicate: Replicate) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def precisions(replicate: Replicate) -> tuple[Array, Array]:
     """Return AP@10 of every caption, and the recording it is clustered by: both (captions,)."""
     scores = per_query(replicate.summaries())
     return scores["map10"], scores["recording"]
 
 
-def estimate(values: npt.NDArray[Any], recordings: npt.NDArray[Any], of: str = "") -> Estimate:
+def estimate(values: Array, recordings: Array, of: str = "") -> Estimate:
     """Return the mean of shares (seeds, captions) with its interval, in per cent, and what it rests on."""
     number = plural(len(set(recordings.tolist())), "recording")
     about = f"mAP@10{of}, {plural(len(values), 'seed')}, {number}"
@@ -78,12 +77,10 @@ def compare(results: Results, pairs: Sequence[Pair]) -> Estimate | Verdict:
 
     All pairs must have been run; the seeds are those that all rows share.
     """
-    absent = [row.label for pair in pairs for row in pair if row not in results]
-    if absent:
+    if absent := [row.label for pair in pairs for row in pair if row not in results]:
         return untested(f"not run: {', '.join(dict.fromkeys(absent))}")
     lines = results.lines(*(row for pair in pairs for row in pair))
-    refused = too_few(len(lines))
-    if refused:
+    if refused := too_few(len(lines)):
         return refused
     values, recordings = [], np.empty(0)
     for line in lines:
@@ -144,8 +141,7 @@ def beats_best_member(results: Results) -> Verdict:
 def above(results: Results, row: AnyRow, level: Callable[[int], float]) -> Estimate | Verdict:
     """Return how much a row's mAP@10 exceeds a level, a function of the number of recordings."""
     rows = results.select(row)
-    refused = too_few(len(rows))
-    if refused:
+    if refused := too_few(len(rows)):
         return refused
     scores = [precisions(replicate) for replicate in rows]
     recordings = scores[0][1]
@@ -191,8 +187,7 @@ def last_loss(replicate: Replicate) -> float:
 def lower(results: Results, quantity: Callable[[Replicate], float], about: str) -> Verdict:
     """Say whether a quantity is lower with rewritten captions: Student's 95 % interval over pairs of equal seeds."""
     lines = results.lines(CLOTHO, CLOTHO_GPT)
-    refused = too_few(len(lines))
-    if refused:
+    if refused := too_few(len(lines)):
         return refused
     values = np.array([[quantity(replicate) for replicate in line] for line in lines])
     found = mean_of([values[:, 0] - values[:, 1]], plural(len(lines), "seed"), ".3f")

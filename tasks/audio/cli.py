@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retable.platform.console import console, errors, progress_bar
+from retable.platform.console import Device, Epoch, Licence, Run, Where, console, errors, print_lines, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.data_cli import DATA, Where
+from retable.tasks.audio.data_cli import DATA
 
 if TYPE_CHECKING:
     from retable.tasks.audio.tools.search.search import Hit
@@ -21,8 +21,6 @@ __all__ = ["DATA", "app"]
 
 app = typer.Typer(no_args_is_help=True, help="Text-to-audio retrieval: find recordings by describing them.")
 
-Run = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
 Model = Annotated[
     str,
     typer.Option(
@@ -86,10 +84,8 @@ def index(
     begun = time.monotonic()
     with progress_bar(f"indexing {folder}", "files") as show:
         made = update(folder, out, embedder, kind=kind, hop=hop, remote=remote, show=show, verify=verify)
-    for line in made.remarks:
-        errors.print(f"note: {line}", markup=False)
-    for line in made.failures:
-        errors.print(f"left out: {line}", markup=False)
+    print_lines(made.remarks, "note: ", to=errors)
+    print_lines(made.failures, "left out: ", to=errors)
     said, left = made.info, f", {len(made.failures)} left out" if made.failures else ""
     if others := sum(made.others.values()):
         most = sorted(made.others.items(), key=lambda item: (-item[1], item[0]))
@@ -106,7 +102,7 @@ def index(
     part = f"the index finds {said['recall']:.1%} of the ten nearest that an exact search would"
     console.print("exact search" if said["kind"] == "flat" else f"{said['kind']}: {part}")
     if judged := classes.line(embedder.score):
-        console.print(f"the model: {judged}", markup=False, highlight=False)
+        console.print(f"the model: {judged}", markup=False)
 
 
 @app.command()
@@ -164,8 +160,7 @@ def search(
     if as_json:
         typer.echo(to_json(opened, words, like, hits, p))
         return
-    for line in (*([said] if said else []), *lines(hits)):
-        console.print(line, markup=False, highlight=False)
+    print_lines((*([said] if said else []), *lines(hits)))
     if marks:
         console.print(f"{len(marks)} marked; to fine-tune on them: retable audio pairs {place} FILE.csv", markup=False)
     if page:
@@ -220,14 +215,13 @@ def shell(
                 continue
             if found := marked(typed, hits):
                 mark(opened, words, *found)
-                console.print(f"{'good' if found[1] else 'bad'}: {found[0].file}", markup=False, highlight=False)
+                console.print(f"{'good' if found[1] else 'bad'}: {found[0].file}", markup=False)
                 continue
             opened = refresh(opened)
             query = query_vector(embedder, typed.strip(), None, opened.refit)
             words, hits = typed.strip(), find(opened, query, top)
             said = told(opened, hits, p_value(opened, hits))
-            for line in (*([said] if said else []), *lines(hits)):
-                console.print(line, markup=False, highlight=False)
+            print_lines((*([said] if said else []), *lines(hits)))
         except UserError as error:
             errors.print(str(error), markup=False)
         console.print()
@@ -287,7 +281,7 @@ def refit(
     kept = judged.helps or anyway
     if kept:
         set_refit(opened, embedder, made)
-    console.print(line(judged), markup=False, highlight=False)
+    console.print(line(judged), markup=False)
     after = "kept; --undo removes it" if kept else "not kept, as that may be chance: mark more hits, or add --anyway"
     console.print(f"{place}: {after}", markup=False)
 
@@ -362,7 +356,7 @@ def adopt(
         str, typer.Option(help="Folder or name of its text encoder, for the tokenizer; none: told by its size.")
     ] = "",
     part: Part = "",
-    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    licence: Licence = "",
 ) -> None:
     """Make of a pair of encoders that others trained one file that searches, serves and travels.
 
@@ -378,7 +372,7 @@ def adopt(
     pair = read_foreign(file, text, part, lambda line: errors.print(f"note: {line}", markup=False))
     data = write_adopted(pair, licence=licence)
     Storage.open(out.absolute().parent).write(out.name, data)
-    console.print(f"{out}: {len(data):,} bytes", markup=False, highlight=False)
+    console.print(f"{out}: {len(data):,} bytes", markup=False)
 
 
 @app.command()
@@ -422,8 +416,7 @@ def augment(
         raise UserError("augment: name one of --rules, --model and --variations")
     with progress_bar(f"rewriting {data}") as show:
         report = augment_dataset(folder(Storage.open(storage), data), provider, seed, out, show)
-    for line in (*report.dropped, *report.failed):
-        errors.print(line, markup=False)
+    print_lines((*report.dropped, *report.failed), to=errors)
     console.print(f"{data}: {report}", markup=False)
     if report.failed:
         raise typer.Exit(1)
@@ -442,7 +435,7 @@ def submit(
 
     Example: `retable audio submit passt-scenes --captions retrieval_captions.csv --audio retrieval_audio`
     """
-    from retable.tasks.audio.tools.challenge.submit import submit as write
+    from retable.tasks.audio.tools.challenge.submission import submit as write
     from retable.tasks.audio.tools.search.opening import open_embedder
 
     where = Storage.open(storage)
@@ -450,16 +443,15 @@ def submit(
     with progress_bar(f"ranking {audio}") as show:
         complaints = write(models, captions, audio, out, show)
     console.print(str(out), markup=False)
-    for line in complaints:
-        console.print(line, markup=False)
+    print_lines(complaints)
 
 
 @app.command()
 def export(
     run: Run,
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. sounds.safetensors.")],
-    epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
-    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    epoch: Epoch = 0,
+    licence: Licence = "",
     classes: Annotated[
         Path | None,
         typer.Option(help="Labelled recordings such as ESC-10: their fold 5 judges the model, the score is kept."),
@@ -481,5 +473,5 @@ def export(
     if classes:
         where = Storage.open(storage)
         score = judge(open_embedder(run, where), classes, config=api.load(run, where, task="audio").config)
-        console.print(line(score), markup=False, highlight=False)
+        console.print(line(score), markup=False)
     export("audio", run, storage, file, epoch=epoch, licence=licence, score=score)

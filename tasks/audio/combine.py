@@ -7,15 +7,12 @@ another: memory holds two matrices, however many there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Member, stored_as
-
-Array = npt.NDArray[Any]
 
 
 @stored_as("retable.tasks.audio.combine.no_similarity")

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 from jaxtyping import Float32, Int64
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.execute.streams import decode, encode, read_blocks, stream
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.platform.train.seeds import generator
@@ -34,7 +34,6 @@ from retable.tasks.audio.rewrite.variations import augmented
 if TYPE_CHECKING:
     import ray.data
 
-Array = npt.NDArray[Any]
 
 ORDER, CLIPS = "audio.order", "audio.clips"
 """Streams of random numbers: the order of an epoch's items; what is cut of a recording, and its caption's form."""

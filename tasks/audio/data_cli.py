@@ -9,13 +9,25 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from retable.platform.console import Into, Limit, Mirror, Yes, consent, console, errors, progress_bar, show_defects
+from retable.platform.console import (
+    Into,
+    Limit,
+    Mirror,
+    Where,
+    Yes,
+    consent,
+    console,
+    errors,
+    print_lines,
+    progress_bar,
+    show_checked,
+)
 from retable.platform.errors import UserError
+from retable.platform.spec.task import data_sets
 from retable.platform.store.storage import Storage
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The datasets that `fetch` knows."""
-Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Workers = Annotated[int, typer.Option(help="Processes.", min=1)]
 
 
@@ -42,7 +54,7 @@ def fetch(
 
     published = download.read_published(SOURCES)
     if not names:
-        console.print("\n".join(map(str, published.values())), markup=False)
+        print_lines(published.values())
         return
     root = folder or download.default_folder(Storage.open(storage), "audio")
     until = download.deadline(limit)
@@ -134,10 +146,8 @@ def tell(place: Storage, info: Mapping[str, Any]) -> None:
     from retable.tasks.audio.collect.recordings import LEFT_OUT, REMARKS
     from retable.tasks.audio.prepare.prepare import describe
 
-    for line in place.read_json(REMARKS) if place.exists(REMARKS) else ():
-        errors.print(f"note: {line}", markup=False)
-    for line in place.read_json(LEFT_OUT) if info["left_out"] else ():
-        errors.print(f"left out: {line}", markup=False)
+    print_lines(place.read_json(REMARKS) if place.exists(REMARKS) else (), "note: ", to=errors)
+    print_lines(place.read_json(LEFT_OUT) if info["left_out"] else (), "left out: ", to=errors)
     if info.get("cut"):
         errors.print(info["cut"], markup=False)
     console.print(f"{place}: {describe(info)}", markup=False)
@@ -155,17 +165,9 @@ def check(
     """
     from retable.tasks.audio.prepare.check import check as check_folder
 
-    where = Storage.open(storage)
-    names = where.list("data/audio")
-    if path is None and not names:
-        raise UserError(f"{where}/data/audio: no data sets; `retable data make audio` generates one")
     if path is not None and not Storage.open(path).exists():
         raise UserError(f"{path}: not there; give a folder or a CSV")
-    found = []
-    for folder in [Storage.open(path)] if path else [where / f"data/audio/{name}" for name in names]:
-        with progress_bar(f"checking {folder}") as show:
-            found.append((folder, check_folder(folder, show)))
-    show_defects(found)
+    show_checked([Storage.open(path)] if path else data_sets(Storage.open(storage), "audio"), check_folder)
 
 
 def import_(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure as Drawing
 
-from retable.platform.spec.claims import Verdict, decided
+from retable.platform.spec.claims import Verdict, decided, untested
 from retable.platform.spec.table import Measurement, Results, claim, stored_as
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.rewrite.rewriter import rewrite
@@ -92,7 +92,7 @@ def takes_keywords(results: Results, author: str) -> Verdict:
     """Say whether an author's sentences, some at least, name what only the keywords say."""
     found = results.select(author)
     if not found:
-        return Verdict("not tested at this scale", "not counted")
+        return untested("not counted")
     number, of = (round(found[0].metrics[name]) for name in ("with_keyword", "sentences"))
     return decided(bool(number), f"{number} of {of} sentences")
 
@@ -101,7 +101,7 @@ def keeps_rules(results: Results, author: str) -> Verdict:
     """Say whether an author kept the prompt's rules that can be counted."""
     found = results.select(author)
     if not found:
-        return Verdict("not tested at this scale", "not counted")
+        return untested("not counted")
     metrics = found[0].metrics
     number, longest, forbidden = (round(metrics[name]) for name in ("sentences", "longest", "forbidden"))
     kept = number == WANTED and longest <= LONGEST and not forbidden
@@ -114,7 +114,7 @@ def lacks_keywords(results: Results) -> Verdict:
     because = (
         "the paper's keywords are lost; those shown were chosen from the very sentences they would be looked for in"
     )
-    return Verdict("not tested at this scale", because)
+    return untested(because)
 
 
 CLAIMS = [

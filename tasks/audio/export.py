@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
 from retable.platform.api import TrainedRun
-from retable.platform.config import flatten, override
+from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.platform.store import weights
@@ -23,8 +25,6 @@ from retable.tasks.audio.tools.embed.embedder import Embedder, placed
 from retable.tasks.audio.tools.embed.lexicon import PREFIX, Anchors, anchors_of
 from retable.tasks.audio.tools.embed.words import FORMAT
 
-ITS_OWN = ("data", "init")
-"""Fields that a file does not carry: what a run read and started from is not there on another machine."""
 REMEDY = "`retable audio export RUN FILE` writes one, or `retable audio adopt`"
 
 
@@ -97,7 +97,8 @@ def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
     Raises:
         UserError: where the epoch was not kept.
     """
-    return _one_file(run.config, export.about(run, epoch, **more), run.weights(epoch))
+    said = export.about(run, epoch, **more)
+    return export.sealed(run.weights(epoch), export.described(FORMAT, run.config, said))
 
 
 def write_adopted(pair: Exported | Clap, **more: Any) -> bytes:
@@ -109,24 +110,12 @@ def write_adopted(pair: Exported | Clap, **more: Any) -> bytes:
     """
     said = {**pair.about, **{name: value for name, value in more.items() if value}}
     if isinstance(pair, Exported):
-        return _one_file(pair.config, said, pair.weights)
+        return export.sealed(pair.weights, export.described(FORMAT, pair.config, said))
     return export.sealed(pair.weights, {"format": clap.FORMAT, "provenance": json.dumps(said, sort_keys=True)})
-
-
-def _one_file(config: Config, said: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in ITS_OWN}
-    metadata = {
-        "format": FORMAT,
-        "config": json.dumps(fields, sort_keys=True),
-        "provenance": json.dumps(said, sort_keys=True),
-    }
-    return export.sealed(tensors, metadata)
 
 
 def with_anchors(data: bytes, anchors: Anchors) -> bytes:
     """Return an exported file that searches unknown words by anchors; see `search.anchors.fit`."""
-    from safetensors.torch import load
-
     tensors = {name: tensor for name, tensor in load(data).items() if not name.startswith(PREFIX)}
     tensors |= {name: torch.from_numpy(array.copy()) for name, array in anchors.tensors().items()}
     return export.sealed(tensors, weights.metadata(data) or {})
@@ -140,9 +129,6 @@ def read_export(data: bytes, name: str) -> Exported | Clap:
     Raises:
         UserError: where it is no such file, or is damaged.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
     export.check_size(data, name)
     metadata = weights.metadata(data) or {}
     if metadata.get("format") not in (FORMAT, clap.FORMAT):

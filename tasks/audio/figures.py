@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import MaxNLocator
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Replicate, Results
 
 COLOURS = ("#2457c5", "#d9662b")
@@ -16,7 +14,7 @@ SHIFT = 0.03
 """Epochs by which the second line stands beside the first, so that both bars are seen."""
 
 
-def validation_losses(replicate: Replicate) -> npt.NDArray[Any]:
+def validation_losses(replicate: Replicate) -> Array:
     """Return the validation loss after each epoch, (epochs,)."""
     return np.array([row["validation_loss"] for row in replicate.history], np.float64)
 

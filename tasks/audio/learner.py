@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from retable.platform.config import flatten
 from retable.platform.errors import UserError
 from retable.platform.train.seeds import sequence
-from retable.platform.train.worker import Worker
+from retable.platform.train.worker import Worker, autocast
 from retable.tasks.audio.config import SPLITS, Cnn14, Config, Passt, Pretrained, Untrained
 from retable.tasks.audio.losses import contrastive, same_recording
 from retable.tasks.audio.metrics import retrieval_scores
@@ -22,7 +21,6 @@ from retable.tasks.audio.model import build, load_weights
 
 INITIAL = "audio.initial"
 """Stream of the weights that training starts from."""
-PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class RetrievalLearner:
@@ -71,8 +69,7 @@ class RetrievalLearner:
 
     def _autocast(self) -> torch.autocast:
         """Let the encoders work in the config's precision."""
-        precision = self.config.precision
-        return torch.autocast(self.worker.device, PRECISION[precision], enabled=precision != "float32")
+        return autocast(self.worker.device, self.config.precision)
 
     def _backward(self, inputs: tuple[Any, ...], batch: Any) -> Tensor:
         """Take gradients of a batch at once; return its loss."""
@@ -134,10 +131,7 @@ class RetrievalLearner:
 
         That happens at the end of an epoch; a checkpoint within one has the first worker's.
         """
-        if self.worker.world > 1:
-            for buffer in self.model.buffers():
-                if buffer.is_floating_point():
-                    buffer.copy_(self.worker.mean(buffer))
+        self.worker.average_buffers(self.model)
 
     @torch.no_grad()
     def embed_audio(self, batch: Any) -> Tensor:
@@ -254,11 +248,6 @@ def spread(recordings: Sequence[int]) -> list[int]:
         turn.append(seen.get(recording, 0))
         seen[recording] = turn[-1] + 1
     return sorted(range(len(recordings)), key=lambda row: (turn[row], row))
-
-
-def group(config: Config) -> Hashable:
-    """Return a key of its own for each config: dual encoders are not trained as stacks."""
-    return tuple(flatten(config).items())
 
 
 ITEMS = {

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import Estimate, joint_of
 from retable.platform.train.seeds import generator
-
-Array = npt.NDArray[Any]
 
 DEPTH = 10
 """Ranks that the challenge's scores look at."""
@@ -228,16 +225,6 @@ def multi_text_to_audio(similarity: Array, relevance: Array) -> dict[str, Array]
     return {f"map{depth}_multi": average_precision(ties, relevant, depth) for depth in (DEPTH, MULTI_DEPTH)}
 
 
-def graded_scores(
-    similarity: Float[Array, "queries items"], relevance: Bool[Array, "queries items"]
-) -> dict[str, float]:
-    """Return `map10_multi` and `map16_multi`: mean average precision where several recordings fit a caption.
-
-    Captions that fit no recording are left out, as in the challenge of 2025; nothing where none fits any.
-    """
-    return means(multi_text_to_audio(similarity, relevance)) if relevance.any() else {}
-
-
 def audio_to_text(ties: Ties, captions: Int[Array, " recordings"]) -> dict[str, Array]:
     """Return the scores of each recording as a query, float (recordings,): `a2t_map10`, `a2t_r1`, ...
 
@@ -247,26 +234,6 @@ def audio_to_text(ties: Ties, captions: Int[Array, " recordings"]) -> dict[str, 
     """
     found = {"a2t_map10": average_precision(ties, captions, DEPTH)}
     return found | {f"a2t_r{k}": any_recall(ties, captions, k) for k in CUTS}
-
-
-def audio_to_text_scores(
-    similarity: Float[Array, "queries items"],
-    query_recording: Int[Array, " queries"],
-    item_recording: Int[Array, " items"],
-) -> dict[str, float]:
-    """Return `a2t_map10`, `a2t_r1`, `a2t_r5`, `a2t_r10` of finding captions by their recording, in [0, 1].
-
-    Args:
-        similarity: of captions and recordings, not transposed.
-        query_recording: the recording of each caption.
-        item_recording: the recording of each column.
-
-    R@k asks whether one of a recording's captions is among the first k; AP@10 is over the number of all its captions
-    (Clotho: 5). Recordings without captions are left out.
-    """
-    check_finite(similarity)
-    own = query_recording[None, :] == item_recording[:, None]
-    return means(audio_to_text(tie_groups(similarity.T, own, DEPTH), own.sum(axis=1)))
 
 
 def bootstrap(

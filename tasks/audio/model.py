@@ -117,20 +117,23 @@ def load_words(config: Config, weights: Mapping[str, Tensor]) -> DualEncoder:
     Raises:
         UserError: where the weights are of another model.
     """
-    if TEXT_STATE not in weights:
-        raise UserError("weights: they hold no text encoder; name the weights of a run of this task")
-    deaf = nn.Identity()
+    text, deaf = _text_of(config, weights), nn.Identity()
     deaf.width = weights["audio_projection.weight"].shape[1]  # type: ignore[assignment]
-    model = DualEncoder(config, deaf, rebuild_text(config, weights[TEXT_STATE]))  # type: ignore[arg-type]
+    model = DualEncoder(config, deaf, text)  # type: ignore[arg-type]
     load_weights(model, {name: value for name, value in weights.items() if not name.startswith("audio.")})
     return model.eval()
 
 
 def rebuild(config: Config, weights: Mapping[str, Tensor]) -> DualEncoder:
     """Make the dual encoder of a config again, without a trained model's weights but with its tokenizer."""
+    text = _text_of(config, weights)
+    return DualEncoder(config, build_audio(config, None), text)
+
+
+def _text_of(config: Config, weights: Mapping[str, Tensor]) -> TextEncoder:
     if TEXT_STATE not in weights:
         raise UserError("weights: they hold no text encoder; name the weights of a run of this task")
-    return DualEncoder(config, build_audio(config, None), rebuild_text(config, weights[TEXT_STATE]))
+    return rebuild_text(config, weights[TEXT_STATE])
 
 
 def check(config: Config, weights: Mapping[str, Tensor]) -> None:

@@ -7,16 +7,16 @@ scored in bounded memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
-from retable.platform.train.worker import best_device
+from retable.platform.train.worker import best_device, device_of
 from retable.tasks.audio import metrics
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_recordings
 from retable.tasks.audio.config import SPLITS, Config, View, trained_on
@@ -27,7 +27,6 @@ from retable.tasks.audio.world.generate import relevant
 if TYPE_CHECKING:
     from retable.tasks.audio.model import DualEncoder, Encoders
 
-Array = npt.NDArray[Any]
 Summaries = Mapping[str, Mapping[str, Array]]
 
 BLOCK = 1024
@@ -114,11 +113,6 @@ def sounds(source: Source, recordings: Iterable[Recording]) -> Iterator[Array]:
     return (read(recording.recording) for recording in recordings)
 
 
-def device_of(model: Encoders) -> torch.device:
-    """Return where a model computes; a model without parameters computes on the CPU."""
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
 @torch.inference_mode()
 def embed_audio(model: Encoders, recordings: Iterable[Array], features: str = "waveform") -> Array:
     """Return the L2-normalised vectors of recordings, float32 (recordings, projection); a few are held at a time.
@@ -128,7 +122,7 @@ def embed_audio(model: Encoders, recordings: Iterable[Array], features: str = "w
         recordings: float32 each, (samples,) or, with features "mel", (frames, 128).
         features: "waveform" or "mel".
     """
-    device, found = device_of(model), []
+    device, found = device_of(model.parameters()), []
     for some in batches(recordings, SECONDS * RATE[features]):
         lengths = torch.tensor([len(sound) for sound in some])
         audio = torch.zeros(len(some), int(lengths.max()), *some[0].shape[1:])

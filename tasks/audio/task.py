@@ -9,7 +9,7 @@ from retable.platform.spec.table import Figure, Table, with_claims
 from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
 from retable.tasks.audio.config import Config, Pretrained, View
 from retable.tasks.audio.data import Recordings, arrays, read
-from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, group, validate
+from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, validate
 from retable.tasks.audio.predict import check, evaluate, predict, shards, summarise, view_cost
 from retable.tasks.audio.prepare.prepare import describe, is_published, prepare
 
@@ -67,7 +67,6 @@ TASK = Task(
     summarise=summarise,
     early_stop=lambda config: ("validation_map10", config.patience) if config.patience else None,
     needs=needs,
-    group=group,
     cost=cost,
     gpu_work=gpu_work,
     view_cost=view_cost,

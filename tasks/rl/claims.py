@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import (
     LEAST,
     UNTESTED,
@@ -65,7 +66,7 @@ def keeps_performance(method: str, name: str) -> list[Claim]:
     return found
 
 
-def paired(results: Results, rows: Sequence[Row], metric: str, **axes: object) -> dict[str, np.ndarray]:
+def paired(results: Results, rows: Sequence[Row], metric: str, **axes: object) -> dict[str, Array]:
     """Return a metric of several rows after the last evaluated epoch, for each environment where all rows have it.
 
     Returns:
@@ -118,8 +119,7 @@ def kept_return(
     results: Results, sparse: Row, dense: Row, environment: str, policy: str, least: float = LEARNED
 ) -> Verdict:
     """Compare a pruned network's return with the dense one's: the ratio of their means over the same seeds."""
-    unready = learned(results, environment, policy, least, dense)
-    if unready is not None:
+    if unready := learned(results, environment, policy, least, dense):
         return unready
     pairs = paired(results, (sparse, dense), "behaviour_share", view_policy=policy).get(environment)
     if pairs is None or pairs.shape[1] < LEAST:
@@ -204,9 +204,8 @@ def leaves_blind(results: Results, ours: Row, raw: Row) -> Verdict:
     inputs and none of standardized ones does, and fails where no mask of raw states leaves any.
     """
     pairs = paired(results, (raw, ours), "blind/vae")
-    unready = too_few(min((each.shape[1] for each in pairs.values()), default=0))
-    if unready is not None:
-        return unready
+    if refused := too_few(min((each.shape[1] for each in pairs.values()), default=0)):
+        return refused
     shown = [
         f"{environment} {' and '.join(', '.join(f'{count:.0f}' for count in row) for row in each)}"
         for environment, each in pairs.items()
@@ -340,7 +339,7 @@ MEMORY = [
 LAST = {"actor": ("l3",), "critic": ("l3", "l6"), "vae": ("d3",)}
 
 
-def last_density(results: Results, rows: Sequence[Row], network: str) -> list[np.ndarray]:
+def last_density(results: Results, rows: Sequence[Row], network: str) -> list[Array]:
     """Return the share of weights that a network's last layers keep, for each environment (rows, seeds)."""
     layers = [paired(results, rows, f"density/{network}/{layer}") for layer in LAST[network]]
     return [np.mean([layer[environment] for layer in layers], axis=0) for environment in layers[0]]

@@ -5,18 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from torch import Tensor
 
-from retable.platform.console import Into, Limit, Mirror, Yes, consent, console, progress_bar, show_defects
+from retable.platform.config import override, set_line
+from retable.platform.console import (
+    Epoch,
+    Into,
+    Licence,
+    Limit,
+    Mirror,
+    Run,
+    Where,
+    Yes,
+    consent,
+    console,
+    print_lines,
+    progress_bar,
+    show_defects,
+)
 from retable.platform.errors import UserError
+from retable.platform.spec.task import Source, find
 from retable.platform.store.storage import Storage
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from retable.platform.spec.task import Source
+from retable.tasks.rl import data
+from retable.tasks.rl.formats.compact import HEAVIEST, TYPES
+from retable.tasks.rl.formats.sizes import file_bytes
+from retable.tasks.rl.play.evaluate import check_sizes
+from retable.tasks.rl.recordings import d4rl
+from retable.tasks.rl.recordings.prepare import make_recording
 
 app = typer.Typer(no_args_is_help=True, help="Offline RL: play a trained policy, write it as a compact file.")
 
@@ -24,7 +42,6 @@ SOURCES = Path(__file__).with_name("sources.json")
 """The sets of Minari that `fetch` knows; those of D4RL are in `recordings/d4rl.json`."""
 SUFFIX = ".rtsn"
 """What the name of a policy's file ends in."""
-Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Environment = Annotated[str, typer.Option("--env", help="A Gymnasium environment without its version, e.g. hopper.")]
 Skip = Annotated[str, typer.Option(help="Leave out episodes: their numbers from 0 on, e.g. 3,17.")]
 Mend = Annotated[
@@ -60,8 +77,7 @@ def _tell(info: Mapping[str, Any]) -> None:
     said = f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions, source {info['source']}"
     console.print(said, markup=False)
     for word, lines in (("mended", info.get("mended", ())), ("remark", info.get("remarks", ()))):
-        for line in lines:
-            console.print(f"{word}: {line}", markup=False)
+        print_lines(lines, f"{word}: ")
     if skipped := info.get("skipped"):
         console.print(f"left out: episodes {', '.join(map(str, skipped))}")
 
@@ -82,13 +98,11 @@ def fetch(
     Example: `retable data fetch rl halfcheetah-expert-v2 hopper-expert-v2 walker2d-expert-v2`
     """
     from retable.platform.store import download
-    from retable.tasks.rl import data
-    from retable.tasks.rl.recordings.d4rl import published as d4rl
     from retable.tasks.rl.tools.minari import import_minari
 
-    published = {**d4rl(), **download.read_published(SOURCES)}
+    published = {**d4rl.published(), **download.read_published(SOURCES)}
     if not names:
-        console.print("\n".join(map(str, published.values())), markup=False)
+        print_lines(published.values())
         return
     root = Storage.open(storage)
     place = folder or download.default_folder(root, "rl")
@@ -117,14 +131,11 @@ def make(
 
     Example: `retable data make rl --env hopper`, `retable data make rl --env hopper --mix expert,imperfect,random`
     """
-    from retable.tasks.rl.data import check_new, folder
-    from retable.tasks.rl.recordings.prepare import make_recording
-
     if policy not in ("expert", "random"):
         raise UserError(f"--policy {policy}: use expert or random")
     parts = [name.strip() for name in mix.split(",")] if mix else []
     root, environment = Storage.open(storage), environment_name(env)
-    check_new(folder(root, environment, "mixed" if parts else "recorded"), replace)
+    data.check_new(data.folder(root, environment, "mixed" if parts else "recorded"), replace)
     info = make_recording(environment, root, transitions, noise, seed, policy, parts)
     for part in info["behaviour"].get("parts", ()):
         console.print(f"{part['name']}: {part['transitions']:,} transitions, return {part['return']:.0f}")
@@ -150,8 +161,6 @@ def check(
 
     Example: `retable data check rl hopper_expert-v2.hdf5`
     """
-    from retable.tasks.rl import data
-    from retable.tasks.rl.recordings.d4rl import published_as
     from retable.tasks.rl.tools import minari
 
     root = Storage.open(storage)
@@ -165,9 +174,8 @@ def check(
             found, remarks = data.check(given), []
         else:
             found, remarks = data.inspect(given, named, simulator)
-        for remark in remarks:
-            console.print(f"{given}: remark: {remark}", markup=False)
-        whose = "" if folder or found else f" ({published_as(given)})"
+        print_lines(remarks, f"{given}: remark: ")
+        whose = "" if folder or found else f" ({d4rl.published_as(given)})"
         show_defects([(f"{given}{whose}", found)])
         return
     places = [f"data/rl/{env}/{name}" for env in root.list("data/rl") for name in root.list(f"data/rl/{env}")]
@@ -194,8 +202,6 @@ def convert(
 
     Example: `retable data convert rl hopper_expert-v2.hdf5`, then `retable reproduce rl/figure1 --scale paper`
     """
-    from retable.tasks.rl import data
-
     how: dict[str, Any] = {"skip": _numbers(skip), "mending": _mending(mend), "replace": replace}
     root, environment = Storage.open(storage), environment_name(env) if env else None
     _tell(data.convert(source.expanduser(), root, environment, name, simulator, **how))
@@ -216,7 +222,6 @@ def import_(
 
     Example: `retable data import rl ~/.minari/datasets/mujoco/hopper/expert-v0`
     """
-    from retable.platform.config import set_line
     from retable.tasks.rl.tools.minari import import_minari
 
     how: dict[str, Any] = {"skip": _numbers(skip), "mending": _mending(mend), "replace": replace}
@@ -232,13 +237,13 @@ DATA = {"fetch": fetch, "make": make, "check": check, "convert": convert, "impor
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
+    run: Run,
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. policy.rtsn.")],
     storage: Where = "results",
     policy: Annotated[str, typer.Option(help="Whose weights: bcq, bc; all: those that train, too.")] = "bcq",
     precision: Annotated[str, typer.Option(help="float32 loses no bit; float16, int8.")] = "float32",
-    epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
-    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    epoch: Epoch = 0,
+    licence: Licence = "",
 ) -> None:
     """Write a trained policy as one compact file that `play` reads.
 
@@ -246,8 +251,6 @@ def export(
     """
     from retable.platform.models.export import export
     from retable.tasks.rl.export import POLICIES
-    from retable.tasks.rl.formats.compact import TYPES
-    from retable.tasks.rl.formats.sizes import file_bytes
 
     if policy not in POLICIES:
         raise UserError(f"--policy {policy}: use {', '.join(POLICIES)}")
@@ -266,15 +269,12 @@ def play(
     storage: Where = "results",
     policy: Annotated[str | None, typer.Option(help="bcq or bc; default: bcq, or what a file was written for.")] = None,
     episodes: Annotated[int, typer.Option(min=1)] = 10,
-    epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
+    epoch: Epoch = 0,
     env: Annotated[str | None, typer.Option(help="The environment a file is for, to be sure.")] = None,
 ) -> None:
     """Play a trained policy in its simulator and print its scores."""
     from retable.platform import api
-    from retable.platform.config import override
     from retable.platform.execute.scoring import score_weights
-    from retable.platform.spec.task import find
-    from retable.tasks.rl.data import simulator
 
     changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
     if run.endswith(SUFFIX):
@@ -283,7 +283,7 @@ def play(
         task = find("rl")
         config, weights, source, own = _policy_file(Path(run).expanduser(), env)
         view: Any = override(task.view(), {**changes, "policy": policy or own})
-        console.print(f"{run}: a policy for {simulator(config.environment, source.info)}", markup=False)
+        console.print(f"{run}: a policy for {data.simulator(config.environment, source.info)}", markup=False)
         try:
             scores = score_weights(task, config, view, weights, source)
         except UserError as error:
@@ -298,11 +298,7 @@ def play(
 
 def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor], Source, str]:
     """Read a policy's file: what `predict` asks for, and the policy it was written for."""
-    from retable.platform.spec.task import Source
-    from retable.tasks.rl.data import simulator
     from retable.tasks.rl.export import read_policy
-    from retable.tasks.rl.formats.compact import HEAVIEST
-    from retable.tasks.rl.play.evaluate import check_sizes
 
     if not file.is_file():
         raise UserError(f"{file}: no such file; `retable rl export` writes one")
@@ -312,5 +308,5 @@ def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor]
     config, info, weights, policy = read_policy(file.read_bytes(), str(file))
     if env is not None and environment_name(env) != config.environment:
         raise UserError(f"{file}: a policy for {config.environment}, not for {environment_name(env)}; leave out --env")
-    check_sizes(simulator(config.environment, info), info["states"], info["actions"], "the policy")
+    check_sizes(data.simulator(config.environment, info), info["states"], info["actions"], "the policy")
     return config, weights, Source(Storage.open(file.absolute().parent), info), policy

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
 from retable.platform.execute.streams import read_blocks
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source, data_folder
 from retable.platform.store.storage import Storage
 from retable.platform.train import seeds
@@ -47,7 +47,6 @@ from retable.tasks.rl.recordings.episodes import COLUMNS, Recording, Rows, find_
 if TYPE_CHECKING:
     import ray.data
 
-Array = npt.NDArray[Any]
 
 PROVENANCE: dict[str, type | tuple[type, ...]] = {
     "source": str,
@@ -133,10 +132,7 @@ def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: M
     ]
     table, digest = pa.Table.from_arrays(fields, schema=_schema(states, actions)), hashlib.sha256()
     for number, start in enumerate(range(0, len(table), PART)):
-        sink = pa.BufferOutputStream()
-        pq.write_table(table.slice(start, PART), sink, use_dictionary=False)
-        digest.update(sink.getvalue())
-        target.write(_part(number), sink.getvalue().to_pybytes())
+        digest.update(target.write_table(_part(number), table.slice(start, PART), use_dictionary=False))
     complete = returns[:-1] if info.get("cut") and len(returns) > 1 else returns
     mean = _behaviour_return(complete, info)
     score = normalised_score(info["environment"], mean, info)
@@ -379,8 +375,7 @@ def _read_part(storage: Storage, info: Mapping[str, Any], number: int) -> pa.Tab
     except FileNotFoundError as error:
         raise UserError(f"{storage}: {_part(number)} is missing; {REMEDY}") from error
     except (pa.ArrowInvalid, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{storage}: {_part(number)} cannot be read ({reason}); {REMEDY}") from error
+        raise UserError(f"{storage}: {_part(number)} cannot be read ({words(error)}); {REMEDY}") from error
     for field in _schema(info["states"], info["actions"]):
         if field.name not in table.schema.names or table.schema.field(field.name).type != field.type:
             raise UserError(f"{storage}: {_part(number)} has no column '{field.name}' of {field.type}; {REMEDY}")

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib import rcParams
 from matplotlib.figure import Figure as Drawing
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import mean_of
 from retable.platform.spec.table import Results
 from retable.tasks.rl.learning.readings import (
@@ -71,7 +72,7 @@ FORMAT_STYLES: Mapping[str, Mapping[str, Any]] = {
 def band(
     axis: Any,
     x: Sequence[float],
-    seeds: Sequence[np.ndarray[Any, Any]],
+    seeds: Sequence[Array],
     colour: str,
     shade: float = 0.15,
     **style: Any,
@@ -225,8 +226,7 @@ def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
             axis.plot(
                 [100 * s for s in x], [size / 1e6 for size in sizes], markersize=3.5, label=FORMATS[form], **style
             )
-            even = break_even(x, sizes, dense)
-            if even:  # ours are smaller from the start
+            if even := break_even(x, sizes, dense):  # ours are smaller from the start
                 axis.plot(100 * even, dense / 1e6, "o", markersize=7, fillstyle="none", color=style["color"])
                 evens.setdefault(f"{100 * even:.0f} %", (100 * even, dense / 1e6))
         for text, point in evens.items():
@@ -315,7 +315,7 @@ def draw_critic(results: Results) -> Drawing:
     return figure
 
 
-def mark_gaps(axis: Any, place: int, gaps: np.ndarray[Any, Any], colour: str) -> None:
+def mark_gaps(axis: Any, place: int, gaps: Array, colour: str) -> None:
     """Draw the gaps of one row's seeds, and beside them their mean, its interval and these numbers."""
     found = mean_of([gaps], form="+.0f")
     axis.plot([place] * len(gaps), gaps, "o", color=colour, markersize=4, fillstyle="none")

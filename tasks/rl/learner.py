@@ -10,12 +10,13 @@ import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from retable.platform.config import override
+from retable.platform.train.worker import Worker, autocast
 from retable.tasks.rl.config import Bcq, Config, Dense, Pruning, SmallDense
 from retable.tasks.rl.losses import (
     TRAINING_NOISE,
@@ -32,8 +33,6 @@ from retable.tasks.rl.play.states import Standard, networks_of
 from retable.tasks.rl.prune.prune import Masks, dense, masks
 from retable.tasks.rl.sparse.training import SPARSE_BELOW, Pattern, choose, masks_of, own_values, sparsify, whole
 
-if TYPE_CHECKING:
-    from retable.platform.train.worker import Worker
 State = dict[str, Any]
 Network = TypeVar("Network", Vae, Actor, Critic)
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -242,8 +241,7 @@ class OfflineLearner:
 
     def _update_critic(self, batch: Batch, latents: Tensor) -> dict[str, Tensor]:
         assert isinstance(self._algorithm, Bcq)
-        reduced = self._algorithm.target_precision == "bfloat16"
-        with torch.autocast(latents.device.type, torch.bfloat16, enabled=reduced):
+        with autocast(self.worker.device, self._algorithm.target_precision):
             vae, algorithm = self._vae.network, self._algorithm
             target = td_target(vae, self._target_actor, self._target_critic, batch, latents, algorithm)
         losses, q = critic_loss(self._critic.wrapped, batch, target)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from retable.platform.spec.arrays import Array
 
 D4RL: dict[str, Any] = json.loads((Path(__file__).parent / "recordings" / "d4rl.json").read_text())
 """D4RL's reference returns (`references`) and its published files by SHA-256 (`files`)."""
@@ -53,5 +53,4 @@ def normalised_score(environment: str, returns: npt.ArrayLike, info: Mapping[str
     if reference is None:
         return None
     low, high = reference
-    scores: Array = 100 * (np.asarray(returns, np.float64) - low) / (high - low)
-    return scores
+    return 100 * (np.asarray(returns, np.float64) - low) / (high - low)

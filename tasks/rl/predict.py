@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.tasks.rl.config import Bc, Config, Pruning, View
 from retable.tasks.rl.data import played_in, simulator, some_observations
@@ -21,8 +20,6 @@ from retable.tasks.rl.play.evaluate import rollout, spaces
 from retable.tasks.rl.play.states import networks_of
 from retable.tasks.rl.sparse.inference import Act
 from retable.tasks.rl.sparse.training import SPARSE_BELOW
-
-Array = np.ndarray[Any, Any]
 
 OBSERVATIONS = 500
 """At which exact and rounded actions are compared."""
@@ -74,8 +71,7 @@ def action_differences(exact: Act, rounded: Act, view: View, source: Source) -> 
     observations = torch.tensor(some_observations(source.folder, source.info, OBSERVATIONS))
     candidates = len(observations) * (view.samples if view.policy == "bcq" else 1)
     noise = torch.randn(candidates, 2 * source.info["actions"], generator=generator(view.seed, COMPARING))
-    found: Array = (exact(observations, noise) - rounded(observations, noise)).abs().mean(1).numpy()
-    return found
+    return (exact(observations, noise) - rounded(observations, noise)).abs().mean(1).numpy()
 
 
 def evaluate(

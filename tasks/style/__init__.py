@@ -10,7 +10,7 @@ from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
 from retable.tasks.style.config import Config, TrainNetwork, View
 from retable.tasks.style.data import Photographs, arrays, read
 from retable.tasks.style.files.prepare import describe, is_published, prepare
-from retable.tasks.style.learner import build_learner, cost, gpu_work, group, keep, validate
+from retable.tasks.style.learner import build_learner, cost, gpu_work, keep, validate
 from retable.tasks.style.predict import evaluate, predict, view_cost
 
 
@@ -59,7 +59,6 @@ TASK = Task(
     evaluate=evaluate,
     keep=keep,
     needs=needs,
-    group=group,
     cost=cost,
     gpu_work=gpu_work,
     view_cost=view_cost,

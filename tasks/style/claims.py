@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from retable.platform.spec.claims import Estimate, Verdict, decided, join, judge, mean_of, too_few, untested
-from retable.platform.spec.table import Claim, Replicate, Results, Row, claim
+from retable.platform.spec.table import Replicate, Results, Row, claim
 from retable.tasks.style.config import OptimiseImage, TrainNetwork
 from retable.tasks.style.figures import CRITERIA, arrays_of, losses_of, photograph_of
 from retable.tasks.style.tables import (
@@ -50,9 +50,8 @@ SECONDS = 3.0
 
 Quantity = str | Callable[[Replicate], float]
 """A metric by name, or what is made of a replicate."""
-
-
 RATIO = ".3g"
+"""How ratios and what they are made of are printed."""
 
 
 def by_photograph(results: Results, rows: Sequence[Row], quantity: Quantity) -> dict[str, float]:
@@ -74,8 +73,7 @@ def compare(results: Results, above: Sequence[Row], below: Sequence[Row], quanti
     """
     over, under = (by_photograph(results, rows, quantity) for rows in (above, below))
     common = [name for name in over if name in under]
-    refused = too_few(len(common), "photograph")
-    if refused:
+    if refused := too_few(len(common), "photograph"):
         return refused
     largest, smallest = np.finfo(np.float64).max, np.finfo(np.float64).tiny
     values = np.array([[over[name], under[name]] for name in common])
@@ -213,8 +211,7 @@ def untrained(results: Results) -> Verdict | None:
 
 def more_style(results: Results) -> Verdict:
     """Say whether version 1's judged style error is lower than version 2's, and how long version 2 was trained."""
-    refused = untrained(results)
-    if refused:
+    if refused := untrained(results):
         return refused
     found = compare(results, STYLISED1, STYLISED2, "style_error")
     verdict = check(found, 0.0, 1.0, "style error, version 1 over version 2:")
@@ -255,9 +252,9 @@ def of_trained_backbones(check: Callable[[Results], Verdict]) -> Callable[[Resul
 
 
 FIGURE2 = [
-    Claim(
-        text="Both backbones have a similar loss trend.",
-        check=of_trained_backbones(partial(falls_alike, one=ALEXNET, other=VGG19)),
+    claim(
+        "Both backbones have a similar loss trend.",
+        of_trained_backbones(partial(falls_alike, one=ALEXNET, other=VGG19)),
     )
 ]
 FIGURE3 = [claim("Both backbones end alike.", of_trained_backbones(partial(alike, ones=[ALEXNET], other=VGG19)))]
@@ -303,9 +300,9 @@ def same_function(results: Results) -> Verdict:
 FIGURE4 = [
     claim("Huber and MSE take less time than L1 and smooth L1.", quicker, ("Huber", "MSE"), ("L1", "smooth L1")),
     claim("The four losses end alike.", alike, [LOSSES[name] for name in ("L1", "smooth L1", "Huber")], LOSSES["MSE"]),
-    Claim(
-        text="Huber with delta 1 and smooth L1 are one function: their losses are equal, their times differ by noise.",
-        check=same_function,
+    claim(
+        "Huber with delta 1 and smooth L1 are one function: their losses are equal, their times differ by noise.",
+        same_function,
         ours=True,
     ),
 ]
@@ -318,30 +315,31 @@ def order(*triples: tuple[str, str, str]) -> Callable[[Results], Verdict]:
 
 
 FIGURE5 = [
-    Claim(
-        text="L-BFGS ends with the lowest loss, SGD with an extremely high one.",
-        check=order(("L-BFGS", "Adam", "final_loss"), ("Adam", "SGD", "final_loss")),
+    claim(
+        "L-BFGS ends with the lowest loss, SGD with an extremely high one.",
+        order(("L-BFGS", "Adam", "final_loss"), ("Adam", "SGD", "final_loss")),
     ),
-    Claim(
-        text="SGD ends lower where its gradients are normalised.",
-        check=order(("SGD, normalised gradient", "SGD", "final_loss")),
+    claim(
+        "SGD ends lower where its gradients are normalised.",
+        order(("SGD, normalised gradient", "SGD", "final_loss")),
         ours=True,
     ),
 ]
 FIGURE6 = [
-    Claim(
-        text="Adam keeps more of the content than L-BFGS, and takes less of the style.",
-        check=order(("Adam", "L-BFGS", "content_error"), ("L-BFGS", "Adam", "style_error")),
+    claim(
+        "Adam keeps more of the content than L-BFGS, and takes less of the style.",
+        order(("Adam", "L-BFGS", "content_error"), ("L-BFGS", "Adam", "style_error")),
     ),
-    Claim(
-        text="SGD gives no picture with clear content.",
-        check=order(("L-BFGS", "SGD", "content_error"), ("Adam", "SGD", "content_error")),
+    claim(
+        "SGD gives no picture with clear content.",
+        order(("L-BFGS", "SGD", "content_error"), ("Adam", "SGD", "content_error")),
     ),
 ]
 STARTS = [
-    Claim(
-        text="Begun with the photograph, a picture keeps more of it than begun with noise.",
-        check=lambda results: lower(results, (STARTED["the photograph"], STARTED["noise"], "content_error")),
+    claim(
+        "Begun with the photograph, a picture keeps more of it than begun with noise.",
+        lower,
+        (STARTED["the photograph"], STARTED["noise"], "content_error"),
         ours=True,
     ),
 ]

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retable.platform.console import console, errors
+from retable.platform.console import Device, Epoch, Licence, Run, Where, console, errors, print_lines
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
-from retable.tasks.style.data_cli import DATA, Where
+from retable.tasks.style.data_cli import DATA
+from retable.tasks.style.files import images
+from retable.tasks.style.networks.weights import import_weights
 from retable.tasks.style.tools.pictures.judge_cli import judge
 from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result, items, spread
 from retable.tasks.style.tools.video.video_cli import video
@@ -22,8 +25,6 @@ __all__ = ["DATA", "app"]
 app = typer.Typer(no_args_is_help=True, help="Style transfer: stylise pictures and videos, by a network or a painting.")
 app.command("video")(video)
 app.command("judge")(judge)
-
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
 
 
 @app.command()
@@ -99,8 +100,6 @@ def image(
 @contextmanager
 def work_bar() -> Iterator[Callable[[float, int, str], None]]:
     """Show a bar with what is being done; the function given to the block takes work done, work in all, and that."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         job = bar.add_task("", total=None)
@@ -114,7 +113,7 @@ def work_bar() -> Iterator[Callable[[float, int, str], None]]:
 
 @app.command()
 def compare(
-    run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
+    run: Run,
     photograph: Annotated[Path, typer.Argument(help="A picture.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The sheet to write.")] = Path("sheet.png"),
     epochs: Annotated[str, typer.Option(help="Kept epochs: 1,5,10; none: all of them.")] = "",
@@ -127,7 +126,6 @@ def compare(
 
     Example: `retable style compare latest lake.jpg --epochs 1,5,10 -o sheet.png`
     """
-    from retable.tasks.style.files import images
     from retable.tasks.style.tools.pictures import batches
     from retable.tasks.style.tools.pictures.stylise import Options
 
@@ -152,7 +150,6 @@ def weights(
 
     Example: `retable style weights vgg19-dcbb9e9d.pth`, then `retable style image ... --weights SHA256`
     """
-    from retable.tasks.style.networks.weights import import_weights
     from retable.tasks.style.tools.pictures.stylise import network_name
 
     where = Storage.open(storage)
@@ -185,8 +182,7 @@ def distil(
     from retable.tasks.style.tools.pictures.batches import SUFFIXES
 
     found, notes = expand(photographs, SUFFIXES, "pictures")
-    for note in notes:
-        console.print(note, markup=False)
+    print_lines(notes)
     with disk_errors(str(file)), work_bar() as report:
         where = Storage.open(storage)
         data = train(
@@ -198,12 +194,12 @@ def distil(
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")],
+    run: Run,
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.safetensors.")],
-    epoch: Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)] = 0,
+    epoch: Epoch = 0,
     half: Annotated[bool, typer.Option("--half", help="Store numbers in 16 bits: half the size.")] = False,
     painting: Annotated[str, typer.Option(help="Of a network of several styles, the one to write; none: all.")] = "",
-    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    licence: Licence = "",
     storage: Where = "results",
 ) -> None:
     """Write a trained network with its provenance to one file, which `--style` takes on any machine.
@@ -229,8 +225,6 @@ def onnx(
 
     Example: `retable style onnx great_wave wave.onnx`
     """
-    from typing import cast
-
     from retable.tasks.style.tools.onnx_file import Bits, pack
     from retable.tasks.style.tools.pictures.stylise import find_network
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -31,6 +30,7 @@ from torch import Tensor
 from retable.platform.errors import UserError, disk_errors, nearest
 from retable.platform.execute.streams import decode as decode_table
 from retable.platform.execute.streams import encode, read_blocks, stream
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.platform.train.seeds import generator
@@ -42,7 +42,6 @@ from retable.tasks.style.streams import CROPS, ORDER
 if TYPE_CHECKING:
     import ray.data
 
-Array = npt.NDArray[Any]
 
 INDEX = "index.parquet"
 """The training pictures of a data set: `path` below its folder, size in `bytes`, and `crc32` of these."""

@@ -8,13 +8,34 @@ from typing import Annotated
 
 import typer
 
-from retable.platform.console import Limit, Mirror, Yes, consent, console, progress_bar, show_defects
+from retable.platform.config import set_line
+from retable.platform.console import (
+    Limit,
+    Mirror,
+    Where,
+    Yes,
+    consent,
+    console,
+    print_lines,
+    progress_bar,
+    show_checked,
+)
 from retable.platform.errors import UserError
+from retable.platform.spec.task import data_sets
 from retable.platform.store.storage import Storage
+from retable.tasks.style.files.check import check as check_folder
+from retable.tasks.style.files.prepare import (
+    GENERATED,
+    PHOTOGRAPHS,
+    describe,
+    import_folder,
+    index_folder,
+    make_generated,
+)
+from retable.tasks.style.files.prepare import folder as data_folder
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The datasets that `fetch` knows."""
-Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 
 
 def fetch(
@@ -28,15 +49,13 @@ def fetch(
 
     Example: `retable data fetch style coco2017`
     """
-    from retable.platform.config import set_line
     from retable.platform.store import download
-    from retable.tasks.style.files.prepare import describe, folder, index_folder
 
     published = download.read_published(SOURCES)
     if not name:
-        console.print("\n".join(map(str, published.values())), markup=False)
+        print_lines(published.values())
         return
-    place = folder(Storage.open(storage), name)
+    place = data_folder(Storage.open(storage), name)
     if not place.is_local:
         raise UserError(f"{place}: fetch to a local --storage, then copy it")
     until = download.deadline(limit)
@@ -56,11 +75,9 @@ def make(
 
     Example: `retable data make style`
     """
-    from retable.tasks.style.files.prepare import GENERATED, PHOTOGRAPHS, describe, folder, make_generated
-
     if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
         raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
-    place = folder(Storage.open(storage), name)
+    place = data_folder(Storage.open(storage), name)
     console.print(f"{place}: {describe(make_generated(place, name, photographs, seed))}", markup=False)
 
 
@@ -74,20 +91,9 @@ def check(
 
     Example: `retable data check style ~/Pictures`
     """
-    from retable.tasks.style.files.check import check as check_folder
-
-    where = Storage.open(storage)
-    names = where.list("data/style")
-    if path is None and not names:
-        raise UserError(f"{where}/data/style: no data sets; `retable data make style` generates one")
     if path is not None and not Storage.open(path).exists():
         raise UserError(f"{path}: no folder; give one that holds pictures")
-    folders = [Storage.open(path)] if path else [where / f"data/style/{name}" for name in names]
-    found = []
-    for folder in folders:
-        with progress_bar(f"checking {folder}") as show:
-            found.append((folder, check_folder(folder, show)))
-    show_defects(found)
+    show_checked([Storage.open(path)] if path else data_sets(Storage.open(storage), "style"), check_folder)
 
 
 def import_(
@@ -101,14 +107,9 @@ def import_(
 
     Example: `retable data import style ~/Pictures --name mine`
     """
-    from retable.platform.config import set_line
-    from retable.tasks.style.files.prepare import describe, import_folder
-    from retable.tasks.style.files.prepare import folder as data_folder
-
     place = data_folder(Storage.open(storage), name)
     info = import_folder(folder, place, name, test, every)
-    for line in info["left_out"]:
-        console.print(f"left out: {line}", markup=False)
+    print_lines(info["left_out"], "left out: ")
     console.print(f"{place}: {describe(info)}, {len(info['test'])} for tests", markup=False)
     console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib import rcParams
 from matplotlib.figure import Figure as Drawing
 from matplotlib.patches import Rectangle
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Replicate, Results
 from retable.tasks.style.config import OptimiseImage
-
-Array = npt.NDArray[Any]
 
 COLOURS = ("#2457c5", "#d9662b", "#2a8f62", "#8a4fbf")
 VERSION1, VERSION2 = "version 1", "version 2"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from retable.platform.config import flatten
 from retable.platform.errors import UserError
 from retable.platform.store.run import sample_path
 from retable.platform.train.seeds import generator
-from retable.platform.train.worker import Worker
+from retable.platform.train.worker import Worker, autocast
 from retable.tasks.style import losses
 from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImage, Texture, TrainNetwork, ZooNetwork
@@ -173,8 +172,7 @@ class NetworkLearner:
         """
         photographs = batch.to(self.worker.device).float().contiguous(memory_format=torch.channels_last) / 255
         chosen = self._styles(len(batch), rng)
-        enabled = self.config.precision == "bfloat16"
-        with torch.autocast(self.worker.device, torch.bfloat16, enabled=enabled):
+        with autocast(self.worker.device, self.config.precision):
             self.residual.clear()
             stylised = self._stylised(photographs, chosen).float()
             residual = tuple(self.residual)
@@ -351,11 +349,6 @@ def validate(learner: AnyLearner, data: Any) -> list[dict[str, float]]:
 def keep(config: Config) -> Sequence[int]:
     """Return the epochs whose weights stay, so that checkpoints can be compared: version 2's, every one."""
     return range(1, config.epochs + 1) if isinstance(config.method, TrainNetwork) else ()
-
-
-def group(config: Config) -> Hashable:
-    """Return a key of its own for each config: they are not trained as stacks."""
-    return tuple(flatten(config).items())
 
 
 MULTIPLICATIONS = {"vgg19": 361_152, "vgg16": 278_208, "alexnet": 13_900, "squeezenet": 22_000}

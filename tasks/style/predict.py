@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.train.worker import best_device
 from retable.tasks.style.apply.judge import errors, lattice
@@ -19,8 +18,6 @@ from retable.tasks.style.files import images
 from retable.tasks.style.learner import RATE, TRANSFORMER
 from retable.tasks.style.networks.backbones import build
 from retable.tasks.style.networks.transformer import chosen, stylise, trained
-
-Array = npt.NDArray[Any]
 
 JUDGED_SIZE = 512
 """Pictures are judged at most at this size: their longer side in pixels."""

@@ -9,7 +9,7 @@ from retable.platform.spec.table import Figure, Table, with_claims
 from retable.platform.spec.task import Dataset, KeyNumber, Scale, Source, Task
 from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, Swin, View
 from retable.tasks.weather.data import Windows, arrays, memory_notes, read
-from retable.tasks.weather.learner import ForecastLearner, cost, gpu_work, group, validate
+from retable.tasks.weather.learner import ForecastLearner, cost, gpu_work, validate
 from retable.tasks.weather.predict import check, evaluate, predict, reads, shards, summarise, view_cost
 from retable.tasks.weather.w4c.prepare import describe, holdout_notes, is_published, prepare
 
@@ -81,7 +81,6 @@ TASK = Task(
     reads=reads,
     early_stop=lambda config: ("validation_iou", config.patience) if config.patience else None,
     needs=needs,
-    group=group,
     cost=cost,
     gpu_work=gpu_work,
     view_cost=view_cost,

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.export import Exported
 from retable.tasks.weather.metrics import MINUTES
 from retable.tasks.weather.tools.forecasts.netcdf import export
@@ -28,8 +28,6 @@ NAME = "images"
 REGION = re.compile(r"[a-z]+_\d+(?=\.)")
 """A region at the beginning of a file's name, as the competition's and imported ones have them."""
 NOT_NAMED = "not named"
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,8 +72,7 @@ def counts_of(replicate: Replicate, year: int | None) -> dict[str, Any]:
 def compare(results: Results, better: AnyRow, worse: AnyRow, year: int | None = None) -> Estimate | Verdict:
     """Return by how much the IoU of one row exceeds another's, seed by seed; a verdict where that cannot be done."""
     pairs = results.lines(better, worse)
-    refused = too_few(len(pairs))
-    if refused:
+    if refused := too_few(len(pairs)):
         return refused
     sides = [[counts_of(pair[side], year) for pair in pairs] for side in (0, 1)]
     if not all(sides[0]) or not all(sides[1]):

@@ -9,13 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from retable.platform.console import console, show_defects
+from retable.platform.config import parse_set, set_line
+from retable.platform.console import Licence, Where, console, print_lines, progress_bar, show_defects
 from retable.platform.errors import UserError
+from retable.platform.spec.task import data_sets
 from retable.platform.store.storage import Storage
+from retable.tasks.weather.w4c.convert import convert as convert_frames
+from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, folder, index_folder, make_generated
 
 app = typer.Typer(no_args_is_help=True, help="Weather4cast: submissions, forecasts as netCDF, weights of others.")
 
-Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
 Name = Annotated[str | None, typer.Option(help="Name of the data set.")]
 Fingerprint = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits; RUN@EPOCH: at an epoch.")]
 Split = Annotated[str, typer.Option(help="test, heldout or validation.")]
@@ -41,8 +44,7 @@ def fetch(
     from retable.platform.store.download import choose, read_published
 
     published = read_published(Path(__file__).with_name("sources.json"))
-    for each in published.values():
-        console.print(str(each), markup=False)
+    print_lines(published.values())
     choose(published, name or "w4c22")
 
 
@@ -56,8 +58,6 @@ def make(
 
     Example: `retable data make weather --size 36`
     """
-    from retable.tasks.weather.w4c.prepare import GENERATED, describe, folder, make_generated
-
     if str(size) not in GENERATED:
         raise UserError(f"--size {size}: use {', '.join(key for key in GENERATED if key.isdecimal())}")
     if seed and name is None:
@@ -79,13 +79,8 @@ def check(
     from retable.tasks.weather.tools.forecasts.submission import check as check_submission
     from retable.tasks.weather.w4c.check import check as check_folder
 
-    where = Storage.open(storage)
-    names = where.list("data/weather")
-    if path is None and not names:
-        raise UserError(f"{where}/data/weather: no data sets; `retable data make weather` generates one")
     if path is None:
-        folders = [where / f"data/weather/{name}" for name in names]
-        show_defects((folder, check_folder(folder)) for folder in folders)
+        show_defects((folder, check_folder(folder)) for folder in data_sets(Storage.open(storage), "weather"))
     else:
         show_defects([(path, check_submission(Path(path)) if path.endswith(".zip") else check_folder(Path(path)))])
 
@@ -99,11 +94,7 @@ def convert(
 
     Example: `retable data convert weather w4c22`, then `retable reproduce weather --set data=w4c22-parquet`
     """
-    from retable.platform.execute.session import ray_cluster
-    from retable.tasks.weather.w4c.convert import convert as run
-
-    with ray_cluster():
-        info = run(Storage.open(storage), name, target)
+    info = convert_frames(Storage.open(storage), name, target)
     console.print(f"{info['name']}: {len(info['files'])} files, {info['bytes'] / 1e6:,.0f} MB of float32 before")
 
 
@@ -138,10 +129,7 @@ def import_(
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
-    from retable.platform.config import set_line
-    from retable.platform.console import progress_bar
     from retable.tasks.weather.tools.composites.importer import import_composites
-    from retable.tasks.weather.w4c.prepare import describe, folder, index_folder
 
     place = folder(Storage.open(storage), name)
     if not place.is_local:
@@ -160,8 +148,7 @@ def import_(
             relation=relation_of(zr),
             progress=show,
         )
-    for line in import_lines(said):
-        console.print(line, markup=False, highlight=False)
+    print_lines(import_lines(said))
     info = index_folder(place, name, "imported", **said)
     console.print(f"{place}: {describe(info)}")
     changes = {"data": name, "regions": info["regions"], "years": info["years"], "inputs": inputs, "forecast": forecast}
@@ -257,8 +244,7 @@ def submit(
     out.parent.mkdir(parents=True, exist_ok=True)
     submission.write(out, official_forecasts(loaded, wanted), 0.5)
     console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
-    for line in submission.check(out, wanted or submission.CORE):
-        console.print(line, markup=False)
+    print_lines(submission.check(out, wanted or submission.CORE))
 
 
 def names(words: str) -> tuple[str, ...]:
@@ -300,14 +286,13 @@ def score(
     """
     from retable.tasks.weather.tools.forecasts.exchange import opened
     from retable.tasks.weather.tools.forecasts.exchange import score as measured
-    from retable.tasks.weather.w4c.prepare import caution, describe
 
     what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years), data, motion)
     found = measured(what)
     for line in (f"data  {describe(what.source.info)}", caution(what.source.info)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True, end="\n" if line else "")
+        console.print(line, markup=False, soft_wrap=True, end="\n" if line else "")
     for name, value in found.items():
-        console.print(f"{name}  {value:.4f}", markup=False, highlight=False)
+        console.print(f"{name}  {value:.4f}", markup=False)
 
 
 def chosen(threshold: str) -> float | str:
@@ -338,7 +323,6 @@ def verify(
 
     Example: `retable weather verify latest --threshold tuned`, `retable weather verify 1f3a@4 1f3a@5`
     """
-    from retable.platform.console import progress_bar
     from retable.tasks.weather.tools.forecasts.exchange import opened
     from retable.tasks.weather.tools.forecasts.verify import verify as written
 
@@ -346,7 +330,7 @@ def verify(
     found = [opened(run, storage, split, epoch, chosen(threshold), *places, motion) for run in runs]
     with progress_bar("forecasting") as show:
         page = written(found, out, show)
-    console.print(f"{page}: open it in a browser", markup=False, highlight=False)
+    console.print(f"{page}: open it in a browser", markup=False)
 
 
 @app.command()
@@ -402,13 +386,11 @@ def adopt(
 
     Example: `retable weather adopt checkpoints --table weather/table2`
     """
-    from retable.platform.config import parse_set, set_line
     from retable.tasks.weather.tools.forecasts.adopt import SEED
     from retable.tasks.weather.tools.forecasts.adopt import adopt as take
 
     changes = parse_set(set or [])
-    for line in take(folder, table, Storage.open(storage), changes):
-        console.print(line, markup=False, highlight=False)
+    print_lines(take(folder, table, Storage.open(storage), changes))
     words = set_line({**changes, "seed": SEED})
     console.print(f"fill the table: retable reproduce {table} --scale paper --no-train {words}", markup=False)
 
@@ -418,7 +400,7 @@ def export(
     run: Fingerprint,
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. rain.safetensors.")],
     epoch: Epoch = 0,
-    licence: Annotated[str, typer.Option(help="What the file may be used for, kept in it.")] = "",
+    licence: Licence = "",
     storage: Where = "results",
 ) -> None:
     """Write a trained forecaster with its config and provenance to one file, which is all that serving it takes.

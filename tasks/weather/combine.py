@@ -10,17 +10,14 @@ Source: section 3.3 and Table 1 (ensembles).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Member, stored_as
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import cut
-
-Array = npt.NDArray[Any]
 
 
 def first_rain(member: Member) -> int:

@@ -15,13 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.execute.streams import decode, encode, read_blocks, stream
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.platform.train.seeds import generator
@@ -35,7 +35,6 @@ from retable.tasks.weather.w4c.preprocess import CHANNELS, classify, normalise
 if TYPE_CHECKING:
     import ray.data
 
-Array = npt.NDArray[Any]
 
 SLICE = 64
 """Frames that are read at once into memory."""

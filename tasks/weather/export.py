@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as read
 from torch import Tensor
 
 from retable.platform.api import TrainedRun
-from retable.platform.config import flatten, override
+from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.models import export
+from retable.platform.spec.arrays import Array
 from retable.platform.store import weights
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, View
@@ -23,11 +25,7 @@ from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.predict import BATCH, check, forecast, load
 from retable.tasks.weather.w4c.preprocess import CHANNELS, normalise
 
-Array = npt.NDArray[Any]
-
 FORMAT = "retable weather 1"
-ITS_OWN = ("data", "init")
-"""Fields that a file does not carry: what a run read and started from is not there on another machine."""
 REMEDY = "`retable weather export RUN FILE` writes one"
 
 
@@ -83,16 +81,10 @@ def write_export(run: TrainedRun, epoch: int = 0, motion: str = "none", **more: 
     """
     check(run.config, override(View(), {"motion": motion}))
     config, size = run.config, int(run.source.info["size"])
-    fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in ITS_OWN}
     shape = {name: getattr(config, name) for name in ("inputs", "forecast", "rain_threshold")}
     said = export.about(run, epoch, size=size, regions=list(config.regions), motion=motion, **shape, **more)
-    metadata = {
-        "format": FORMAT,
-        "config": json.dumps(fields, sort_keys=True),
-        "size": json.dumps(size),
-        "provenance": json.dumps(said, sort_keys=True),
-    }
-    return export.sealed(run.weights(epoch), metadata)
+    metadata = export.described(FORMAT, config, said)
+    return export.sealed(run.weights(epoch), {**metadata, "size": json.dumps(size)})
 
 
 def read_export(data: bytes, name: str) -> Exported:
@@ -101,9 +93,6 @@ def read_export(data: bytes, name: str) -> Exported:
     Raises:
         UserError: where it is no such file, is damaged, or its weights are not those of its config.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load as read
-
     export.check_size(data, name)
     metadata = weights.metadata(data) or {}
     if metadata.get("format") != FORMAT:

@@ -7,17 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure as Drawing
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Replicate, Results
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import MINUTES, cut
 from retable.tasks.weather.predict import thresholds
 from retable.tasks.weather.verification import Band, Verification
-
-Array = npt.NDArray[Any]
 
 COLOURS = ListedColormap(["#f4f1ea", "#2457c5", "#c9c4b8"])
 """Dry, rain, no radar."""

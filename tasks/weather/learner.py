@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from retable.platform.config import flatten
-from retable.platform.train.worker import Worker
+from retable.platform.errors import UserError
+from retable.platform.train.worker import Worker, autocast
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import (
     Adabelief,
@@ -30,7 +30,6 @@ from retable.tasks.weather.model import build
 
 WINDOWS = 200_000
 """Of the training set of one region and more, roughly: what an epoch has where `steps` does not say."""
-PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class ForecastLearner:
@@ -70,13 +69,10 @@ class ForecastLearner:
 
     def _loss(self, batch: Any) -> Tensor:
         """Return the loss of a batch; a retrieval learns rain at the time of the last image, the others the future."""
-        with torch.autocast(
-            self.worker.device, PRECISION[self.config.precision], enabled=self.config.precision != "float32"
-        ):
+        with autocast(self.worker.device, self.config.precision):
             logits = self.forward(batch.images, batch.region)
         events = batch.now[:, None] if isinstance(self.config.model, Retrieval) else batch.events
-        loss: Tensor = self.loss(logits.float(), events)
-        return loss
+        return self.loss(logits.float(), events)
 
     def _count(self, batch: Any) -> None:
         """Let the climatology see a batch; the workers' counts are added up."""
@@ -93,18 +89,15 @@ class ForecastLearner:
         That happens at the end of an epoch. A checkpoint within one has the first worker's, so of several workers with
         batch norm, one that goes on within an epoch differs from one that was never interrupted.
         """
-        if self.worker.world > 1 and self.optimizer is not None:
-            for buffer in self.model.buffers():
-                if buffer.is_floating_point():
-                    buffer.copy_(self.worker.mean(buffer))
+        if self.optimizer is not None:
+            self.worker.average_buffers(self.model)
 
     @torch.no_grad()
     def forecast(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return logits and events of a batch, both (batch, leads, S, S), in evaluation mode."""
         batch = on(batch, self.worker.device)
         self.model.eval()
-        enabled = self.config.precision != "float32"
-        with torch.autocast(self.worker.device, PRECISION[self.config.precision], enabled=enabled):
+        with autocast(self.worker.device, self.config.precision):
             logits = self.model(batch.images, batch.region)
         return logits.float(), batch.events
 
@@ -130,8 +123,6 @@ class ForecastLearner:
         Raises:
             UserError: where the other run is of another model.
         """
-        from retable.platform.errors import UserError
-
         ours, theirs = self.model.state_dict(), weights[0]
         foreign = [name for name, value in theirs.items() if name not in ours or ours[name].shape != value.shape]
         if foreign or not theirs:
@@ -206,11 +197,6 @@ def validate(learner: ForecastLearner, data: Any) -> list[dict[str, float]]:
     scores = {f"validation_iou/{shard}": float(ious[n]) for shard, n in shards.items()}
     mean = float(ious.mean()) if len(ious) else 0.0
     return [{"validation_loss": float(loss[0] / loss[1].clamp(min=1)), "validation_iou": mean, **scores}]
-
-
-def group(config: Config) -> Hashable:
-    """Return a key of its own for each config: forecasters are not trained as stacks."""
-    return tuple(flatten(config).items())
 
 
 def cost(config: Config) -> float:

@@ -10,17 +10,15 @@ Arrays, with n sequences of L lead times on S x S pixels of 2 km:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import Estimate, joint_of
 from retable.platform.train.seeds import generator
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.w4c.preprocess import MASKED
 
-Array = npt.NDArray[Any]
 Summaries = Mapping[str, Mapping[str, Array]]
 Counts = Mapping[str, Array]
 Threshold = float | Array
@@ -387,8 +385,7 @@ def drawn_anew(a: Sequence[Counts], b: Sequence[Counts], draws: int, seed: int) 
 
 def times_drawn(random: np.random.Generator, sequences: int, draws: int) -> Array:
     """Return how often each sequence is drawn, with replacement, as many as there are: float64 (draws, sequences)."""
-    drawn: Array = random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
-    return drawn
+    return random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
 
 
 def interval(difference: Array, resampled: Array) -> Estimate:
@@ -445,5 +442,4 @@ def difference_mask(train_frequency: Array, validation_frequency: Array) -> Arra
     Source: section 2.1 (in words); the formula is that of the authors' notebook.
     """
     gap = np.nan_to_num(np.asarray(train_frequency, np.float64) - validation_frequency, nan=0.0)
-    alpha: Array = (1 / np.maximum(1 + gap, 1 / STEPS)).astype(np.float32)
-    return alpha
+    return (1 / np.maximum(1 + gap, 1 / STEPS)).astype(np.float32)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
-from retable.platform.train.worker import best_device
+from retable.platform.train.worker import autocast, best_device, device_of
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, Retrieval, View
 from retable.tasks.weather.data import sequences
-from retable.tasks.weather.learner import PRECISION, sample_cost
+from retable.tasks.weather.learner import sample_cost
 from retable.tasks.weather.metrics import Threshold
 from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.models.baselines import RetrievalForecaster
@@ -25,8 +24,6 @@ from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index, Window
 from retable.tasks.weather.w4c.prepare import check_simulation
 from retable.tasks.weather.w4c.preprocess import classify, normalise
-
-Array = npt.NDArray[Any]
 
 BATCH = 4
 """Sequences that are forecast at once."""
@@ -89,9 +86,9 @@ def load(config: Config, weights: Mapping[str, Tensor], size: int, motion: str =
 @torch.inference_mode()
 def forecast(model: Forecaster, images: Array, region: int, precision: str = "float32") -> Array:
     """Return the probability of rain for normalised images (n, inputs, 11, S, S): float32 (n, leads, S, S)."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model.parameters())
     x = torch.from_numpy(images).transpose(1, 2).contiguous().to(device)
-    with torch.autocast(device.type, PRECISION[precision], enabled=precision != "float32"):
+    with autocast(device.type, precision):
         logits = model(x, torch.full((len(x),), region, device=device))
     probability: Array = logits.float().sigmoid().cpu().numpy()
     return probability

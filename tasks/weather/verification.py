@@ -13,14 +13,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from retable.platform.spec.arrays import Array
 from retable.platform.train.seeds import generator
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import BINS, MIDDLES, Summaries, Threshold, contingency
-
-Array = npt.NDArray[Any]
 
 SCORES = ("IoU", "POD", "FAR", "bias")
 """What `metrics.contingency` returns: CSI, probability of detection, false alarm ratio, frequency bias."""
@@ -210,5 +208,4 @@ class Verification:
 def in_bins(steps: Array) -> Array:
     """Sum pixels by step (..., 201, 2) over each tenth of probability: (..., 10, 2)."""
     starts = np.searchsorted(metrics.tenths(), np.arange(BINS))
-    summed: Array = np.add.reduceat(steps, starts, axis=-2)
-    return summed
+    return np.add.reduceat(steps, starts, axis=-2)

@@ -32,7 +32,6 @@ from retable.tasks.audio.world.scenes import (
     Scene,
     Statement,
     draw,
-    fact_similarity,
     facts_that_hold,
     from_json,
     holds,
@@ -40,9 +39,9 @@ from retable.tasks.audio.world.scenes import (
     relation,
     relevance,
     reverse,
-    tag_similarity,
     to_json,
 )
+from tests.audio.oracles import fact_similarity, tag_similarity
 
 EXACT = Habits(wrong=0, typo=0)
 FULL = Habits(0, 0, 0, 0, 0, 0)

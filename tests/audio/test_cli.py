@@ -13,7 +13,7 @@ from retable.platform.errors import UserError
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.encoders import checkpoints
-from retable.tasks.audio.tools.challenge import submit
+from retable.tasks.audio.tools.challenge import submission
 from retable.tasks.audio.tools.search import opening
 
 
@@ -231,7 +231,7 @@ def test_weights_and_submit(audio, monkeypatch):
     assert made.stdout.strip() == "--set audio.weights=passt_swa in here"
     assert made.stderr.strip() == "note: holds two networks"
     given = []
-    monkeypatch.setattr(submit, "submit", lambda *words: given.append(words) or ["row 1: the caption is empty"])
+    monkeypatch.setattr(submission, "submit", lambda *words: given.append(words) or ["row 1: the caption is empty"])
     found = audio("submit", "one", "two", "--captions", "c.csv", "--audio", "in", "-o", "out.csv")
     assert found.output.splitlines()[-2:] == ["out.csv", "row 1: the caption is empty"]
     assert given[0][0] == ["a network"] * 2 and given[0][1:4] == (Path("c.csv"), Path("in"), Path("out.csv"))

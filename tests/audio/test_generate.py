@@ -26,7 +26,6 @@ from retable.tasks.audio.world.generate import (
     describe,
     is_unseen,
     items,
-    oracle_similarity,
     original,
     relevant,
     scene,
@@ -34,6 +33,7 @@ from retable.tasks.audio.world.generate import (
     world,
 )
 from tests.audio.generated_layout import AUTHOR, place, write_layout
+from tests.audio.oracles import oracle_similarity
 
 Array = npt.NDArray[Any]
 TINY = world("tiny")

@@ -12,7 +12,7 @@ from torch import distributed
 
 from retable.platform.config import Parent, differences
 from retable.platform.errors import UserError
-from retable.platform.spec.task import Source
+from retable.platform.spec.task import Source, alone
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.platform.train.loop import parent_weights, train
@@ -23,7 +23,6 @@ from retable.tasks.audio.learner import (
     RetrievalLearner,
     cost,
     embed_validation,
-    group,
     learning_rate,
     spread,
     validate,
@@ -279,7 +278,7 @@ def test_two_workers_have_the_gradients_of_one(tmp_path):
 
 def test_cost_follows_epochs_and_size():
     base = Config(data="generated-small", audio=Passt(weights="random", width=64, depth=3, heads=4))
-    assert cost(of()) > 10 and group(of()) != group(of(seed=1))
+    assert cost(of()) > 10 and alone(of()) != alone(of(seed=1))
     half = Config(data="generated-small", audio=base.audio, epochs=5)
     assert (cost(base) - 10) / (cost(half) - 10) == pytest.approx(3)
     wide = Config(data="generated-small", audio=Passt(weights="random", width=128, depth=3, heads=4))

@@ -14,6 +14,7 @@ from retable.tasks.audio import metrics
 from retable.tasks.audio.collect.recordings import Recording, write_dataset
 from retable.tasks.audio.config import Config, MeanMel, Untrained, View
 from retable.tasks.audio.model import build
+from tests.audio.test_metrics import audio_to_text_scores, graded_scores
 
 predict = import_module("retable.tasks.audio.predict")  # the package may have a function of this name
 
@@ -131,7 +132,7 @@ def test_another_models_vectors_are_never_used(model, source):
 def test_blocks_give_the_scores_of_the_whole_matrix(model, source):
     whole, own = similarity(model, source), np.array([r.recording for r, _ in items() for _ in r.captions][-18:])
     columns = np.array([recording.recording for recording, _ in items() if recording.split == "test"])
-    expected = metrics.retrieval_scores(whole, own, columns) | metrics.audio_to_text_scores(whole, own, columns)
+    expected = metrics.retrieval_scores(whole, own, columns) | audio_to_text_scores(whole, own, columns)
     parts = summaries(model, source)
     assert len(parts) == 5
     assert predict.evaluate(CONFIG, TEST, parts, source) == pytest.approx(expected)
@@ -147,7 +148,7 @@ def test_what_is_known_to_fit_a_caption_counts(model, source, monkeypatch):
     monkeypatch.setattr(predict, "relevant", lambda source, split: asked.append(split) or relevance)
     scores = predict.evaluate(CONFIG, TEST, summaries(model, source), source)
     assert asked == ["test"]
-    expected = metrics.graded_scores(similarity(model, source), relevance)
+    expected = graded_scores(similarity(model, source), relevance)
     assert {name: scores[name] for name in expected} == pytest.approx(expected)
     assert scores["map16_multi"] >= scores["map10_multi"] > 0
 

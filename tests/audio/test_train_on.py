@@ -26,9 +26,9 @@ from retable.tasks.audio.collect.recordings import Recording, read_recordings, w
 from retable.tasks.audio.config import Config, View, trained_on
 from retable.tasks.audio.data import Recordings
 from retable.tasks.audio.learner import cost
-from retable.tasks.audio.tools.challenge import submission
 from retable.tasks.audio.tools.search import classes, finetune
 from tests import tiny
+from tests.audio.tools.test_submission import read
 
 WIDTHS = ("training", "training_validation", "all")
 SPLIT = ["training"] * 6 + ["validation"] * 3 + ["test"] * 3
@@ -194,7 +194,7 @@ def submitted(storage, run, folder):
     words = ["submit", run, "--captions", f"{folder}/asked.csv", "--audio", f"{folder}/heard"]
     done = CliRunner().invoke(app, [*words, "-o", f"{folder}/out.csv", "--storage", storage.root])
     assert done.exit_code == 0, done.output
-    ranked = submission.read(folder / "out.csv")
+    ranked = read(folder / "out.csv")
     assert [caption for caption, _ in ranked] == ["tone 3 is heard", "a low hum"]
     assert all(len(set(names)) == 10 for _, names in ranked)
 

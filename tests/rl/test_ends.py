@@ -17,9 +17,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
-from retable.tasks.rl.tools.minari import check as check_minari
 from retable.tasks.rl.tools.minari import import_minari
 from tests.rl.d4rl_files import Arrays, write
+from tests.rl.tools.test_minari import check as check_minari
 
 STEPS, EPISODES = 250, 4
 KEYS = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")

@@ -13,7 +13,7 @@ from retable.platform.report.write import kept_tables
 from retable.platform.spec.table import Origin, resolve
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
-from retable.serve.launch import cells, choice
+from retable.serve.launch import choice
 from retable.tasks.weather.config import View
 from tests.weather.toys import config
 
@@ -104,10 +104,10 @@ def test_a_run_says_which_cell_it_fills(storage):
     storage.write("report/weather-table3-small.json", b"{half")
     storage.write_json("tables/weather-table3-small.json", {"table": "weather/table3", "scale": "small", "set": {}})
     tables = kept_tables(storage)
-    assert cells.cell_of("11", "smoke", tables) == "weather/table1/a/2019"
-    assert cells.cell_of("11", "small", tables) == "weather/table2/b/Total"
-    assert cells.cell_of("33", "small", tables) == ""  # of the vote it is a part
-    assert [sorted(cells.runs_of(table)) for table in tables] == [["11", "22", "33"], ["11"]]
+    assert choice.cell_of("11", "smoke", tables) == "weather/table1/a/2019"
+    assert choice.cell_of("11", "small", tables) == "weather/table2/b/Total"
+    assert choice.cell_of("33", "small", tables) == ""  # of the vote it is a part
+    assert [sorted(choice.runs_of(table)) for table in tables] == [["11", "22", "33"], ["11"]]
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query
 
-from retable.serve.ingress.replies import Problem, Reply
+from retable.serve.ingress.replies import Json, Problem, Reply
 
 Ask = Callable[..., Awaitable[Reply | Problem]]
 """Asks a task's deployment: task, method, arguments."""
 Variant = Annotated[str, Query(description="Which model, where several have the name: its variant or digest.")]
 
 
-def body_of(*media: str, example: object = None) -> dict[str, Any]:
+def body_of(*media: str, example: object = None) -> Json:
     """Return what OpenAPI says of a body that is read as it is."""
     plain = {"schema": {"type": "string", "format": "binary"}}
     content = {kind: {"example": example, "schema": {"type": "object"}} if example else plain for kind in media}

@@ -6,12 +6,11 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from fastapi import FastAPI, Response
 
 from retable.serve.ingress.limits import Limits
-from retable.serve.ingress.replies import Problem
+from retable.serve.ingress.replies import Json, Problem
 from retable.serve.ingress.routes.common import Ask
 from retable.serve.launch.models import Model
 
@@ -39,7 +38,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None
         return Response("success")
 
     @app.get("/-/readyz", include_in_schema=False)
-    async def ready() -> dict[str, Any]:
+    async def ready() -> Json:
         """Ask every model, unless that was just done: what came of it is good for a while."""
         nonlocal answered, problem
         async with asking:
@@ -50,11 +49,11 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None
         return {"ready": bool(models), "models": len(models)}
 
     @app.get("/v1/models")
-    def list_models() -> list[dict[str, Any]]:
+    def list_models() -> list[Json]:
         """Say which models are served: their files' digests, where they are from, and why these."""
         return [model.shown() for model in models]
 
     @app.get("/v1/limits")
-    def show_limits() -> dict[str, Any]:
+    def show_limits() -> Json:
         """Say what a request may hold."""
         return asdict(limits)

@@ -370,8 +370,7 @@ def rows(table: Path, columns: Sequence[str], lenient: bool = False) -> list[dic
             found.append({key: value or "" for key, value in row.items()})
     except csv.Error as error:
         raise UserError(f"{table}: not a CSV file ({error})") from error
-    absent = [column for column in columns if column not in names]
-    if absent:
+    if absent := [column for column in columns if column not in names]:
         raise UserError(f"{table}: no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
     return found
 

@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from jaxtyping import Bool, Float, UInt32
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect.recordings import Recording
 from retable.tasks.audio.collect.text import read_text
 
-Array = npt.NDArray[Any]
 Bits = UInt32[np.ndarray, " frames"]
 
 ID_COLUMNS = {

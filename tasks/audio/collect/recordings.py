@@ -14,16 +14,15 @@ from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float16, Float32, Int16
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import SAMPLE_RATE
 
-Array = npt.NDArray[Any]
 Waveform = Float32[np.ndarray, " samples"]
 
 Kind = Literal["generated", "dcase2023", "own"]
@@ -110,8 +109,9 @@ def read_recordings(folder: Storage) -> list[Recording]:
     try:
         table = pq.read_table(path, filesystem=folder.filesystem, schema=RECORDING, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{folder}/{TABLE}: missing or broken ({reason}); make or import the data set again") from error
+        raise UserError(
+            f"{folder}/{TABLE}: missing or broken ({words(error)}); make or import the data set again"
+        ) from error
     return [
         Recording(**{**row, "captions": tuple(row["captions"]), "rewrites": tuple(map(tuple, row["rewrites"]))})
         for row in table.to_pylist()
@@ -121,7 +121,7 @@ def read_recordings(folder: Storage) -> list[Recording]:
 def write_recordings(folder: Storage, recordings: Sequence[Recording]) -> None:
     """Write the table of recordings."""
     table = pa.table({name: [getattr(each, name) for each in recordings] for name in RECORDING.names}, RECORDING)
-    folder.write(TABLE, _parquet(table, len(recordings)))
+    _write_table(folder, TABLE, table, len(recordings))
 
 
 def encode(waveform: Waveform) -> Int16[np.ndarray, " samples"]:
@@ -326,7 +326,7 @@ def _write_shard(
             table = pa.table({"recording": numbers, "audio": pa.array(sounds, pa.binary())})
             table = table.replace_schema_metadata({"shard": json.dumps(said)})
             rows = max(1, GROUP * len(sounds) // max(sum(map(len, sounds)), 1))
-            folder.write(path, _parquet(table, rows))
+            _write_table(folder, path, table, rows)
     left = [recording for place, (recording, _) in enumerate(plan) if str(place) not in said["broken"]]
     numbered = zip(left, said["seconds"], strict=True)
     written = [replace(each, recording=first + n, seconds=seconds) for n, (each, seconds) in enumerate(numbered)]
@@ -378,13 +378,9 @@ def _mel_module() -> Any:
     return Mel().eval()
 
 
-def _parquet(table: pa.Table, rows: int) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        table, sink, row_group_size=max(rows, 1), compression="zstd", use_dictionary=False, write_page_checksum=True
-    )
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+def _write_table(folder: Storage, path: str, table: pa.Table, rows: int) -> None:
+    how = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
+    folder.write_table(path, table, row_group_size=max(rows, 1), **how)
 
 
 class AudioShards:

@@ -78,8 +78,7 @@ class Mel(nn.Module):
             waveform = waveform.float()
             emphasised = waveform[:, 1:] - PRE_EMPHASIS * waveform[:, :-1]
             bank = self.bank if band is None else kaldi_bank(*band).to(self.bank.device)
-            log_mel: Tensor = torch.log(bank @ power_spectrum(emphasised, self.window) + FLOOR)
-            return log_mel
+            return torch.log(bank @ power_spectrum(emphasised, self.window) + FLOOR)
 
 
 def normalise(log_mel: Tensor) -> Tensor:

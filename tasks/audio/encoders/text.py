@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 
+from retable.platform.console import quiet
 from retable.platform.errors import UserError
 from retable.tasks.audio.config import Config, Pretrained, Untrained
 from retable.tasks.audio.encoders.tokens import clean, read_tokenizer, tokens, unlimited
@@ -253,8 +254,7 @@ def _pretrained(text: Pretrained, words: int) -> TextEncoder:
             if hasattr(architecture, field):
                 setattr(architecture, field, text.dropout)
         network, found = _load(AutoModel, text.name, config=architecture, dtype=torch.float32, output_loading_info=True)
-    lacking = sorted(name for name in found["missing_keys"] if not name.startswith("pooler."))
-    if lacking:
+    if lacking := sorted(name for name in found["missing_keys"] if not name.startswith("pooler.")):
         raise UserError(f"text.name {text.name!r}: its weights lack {lacking[0]}; take a whole copy")
     network = _without_pooler(network).requires_grad_(not text.frozen)
     return TextEncoder(network, tokenizer, words, text.pooling)
@@ -335,16 +335,11 @@ def _quiet() -> Iterator[None]:
     """Keep transformers from listing the unused weights of classifiers, and the hub's client each of its attempts."""
     from transformers.utils import logging as progress
 
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
     bars = progress.is_progress_bar_enabled()
     progress.disable_progress_bar()  # type: ignore[no-untyped-call]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
     try:
-        yield
+        with quiet(("transformers", "huggingface_hub"), logging.ERROR):
+            yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
         if bars:
             progress.enable_progress_bar()  # type: ignore[no-untyped-call]

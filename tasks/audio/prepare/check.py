@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from retable.platform.console import counted
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect import layouts
@@ -72,7 +73,8 @@ def _entries(path: Path) -> list[Entry]:
 def _check_entries(entries: Sequence[Entry], show: Callable[[int, int], None]) -> Iterator[str]:
     first: dict[str, Entry] = {}
     with ThreadPoolExecutor(THREADS) as pool:
-        for done, (entry, sound) in enumerate(zip(entries, pool.map(_listen, entries), strict=True), 1):
+        heard = zip(entries, pool.map(_listen, entries), strict=True)
+        for entry, sound in counted(heard, show, len(entries)):
             name = str(entry.path or entry.file)
             if sound.defect:
                 yield f"{name}: {sound.defect}"
@@ -84,7 +86,6 @@ def _check_entries(entries: Sequence[Entry], show: Callable[[int, int], None]) -
                 other = first.setdefault(sound.digest, entry)
                 if other is not entry:
                     yield f"{name}: the same sound as {other.path}{_across(entry.split, other.split)}; remove one"
-            show(done, len(entries))
     yield from _overlaps([(entry.source, entry.split, entry.file) for entry in entries])
 
 
@@ -159,8 +160,7 @@ def _shard_defects(
     """Yield shards that cannot be read, and sounds that are silent or kept twice without being marked as a leak."""
     first: dict[str, Recording] = {}
     broken: set[str] = set()
-    for done, each in enumerate(recordings, 1):
-        show(done, len(recordings))
+    for each in counted(recordings, show, len(recordings)):
         try:
             stored = shards.stored(each.recording)
         except UserError as error:

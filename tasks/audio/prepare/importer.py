@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retable.platform.console import progress_bar
+from retable.platform.console import counted, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect import layouts, leaks
@@ -153,12 +153,12 @@ def survey(entries: Sequence[Entry], show: Callable[[int, int], None]) -> tuple[
     """Return the entries whose files seem fine, with their seconds, and a line for each of the others."""
     found, broken = [], []
     with ThreadPoolExecutor(THREADS) as pool:
-        for done, (entry, seconds) in enumerate(zip(entries, pool.map(_seconds, entries), strict=True), 1):
+        read = zip(entries, pool.map(_seconds, entries), strict=True)
+        for entry, seconds in counted(read, show, len(entries)):
             if isinstance(seconds, str):
                 broken.append(seconds)
             else:
                 found.append((entry, seconds))
-            show(done, len(entries))
     return found, broken
 
 
@@ -265,7 +265,7 @@ def _same_sound(
     asked_of = [written.sounds[file] for split in ("validation", "test") for file in written.shards[split]]
     files = written.shards["training"]
     known: leaks.HeldOut | None = None
-    for done, file in enumerate(files, 1):
+    for file in counted(files, show, len(files)):
         numbers = _numbers(written, file)
         asked = hashlib.sha256(" ".join((written.sounds[file], *asked_of)).encode()).hexdigest()
         note = f"{GUARD}/{file}.json"
@@ -276,7 +276,6 @@ def _same_sound(
             said = {"asked": asked, "heard": [pair for pair in heard if pair[1] is not None]}
             place.write_json(note, said)
         yield from (leaks.Leak(numbers[row], held[where].recording, "sound") for row, where in said["heard"])
-        show(done, len(files))
 
 
 def _numbers(written: Written, file: str) -> range:

@@ -14,13 +14,14 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from retable.platform.console import Show, counted
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect.recordings import Item, Recording, digest, read_recordings, write_recordings
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from openai import OpenAI
     from openai.types.chat import ChatCompletionUserMessageParam
 
-Show = Callable[[int, int], None]
 
 LONGEST_PAUSE = 60.0
 """Seconds between two tries, at most, unless the endpoint wants more."""
@@ -173,10 +173,9 @@ def _ruled(
     if how not in get_args(Rules):
         raise UserError(f"{how}: no such rules; use {', '.join(get_args(Rules))}, a model or a variations.json")
     made = []
-    for place, (recording, caption) in enumerate(wanted):
+    for place, (recording, caption) in enumerate(counted(wanted, show, len(wanted))):
         lines = rewrite(caption, recording.keywords, how, seed)
         made.append(Variation(place, recording.file, caption, "", None, lines, "stop", {}))
-        show(place + 1, len(wanted))
     return made
 
 

@@ -101,8 +101,7 @@ def parse(answer: str, caption: str, cut: bool = False) -> Parsed:
         dropped.append(f"cut off: {lines.pop()}")
     kept: list[str] = []
     for line in lines:
-        reason = _defect(line, caption, kept)
-        if reason:
+        if reason := _defect(line, caption, kept):
             dropped.append(f"{reason}: {line[:60]}")
         else:
             kept.append(line)

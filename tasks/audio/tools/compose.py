@@ -88,8 +88,7 @@ def clips(folder: Path) -> list[Clip]:
         raise UserError(f"{folder}: {len(tables)} CSV files; one must list the recordings ({', '.join(COLUMNS)})")
     with tables[0].open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    absent = [column for column in COLUMNS if not rows or column not in rows[0]]
-    if absent:
+    if absent := [column for column in COLUMNS if not rows or column not in rows[0]]:
         raise UserError(f"{tables[0]}: no column {', '.join(absent)}; it needs {', '.join(COLUMNS)}")
     root = folder / "audio" if (folder / "audio").is_dir() else folder
     try:

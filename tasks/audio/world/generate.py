@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec.task import Source
 from retable.platform.train.seeds import generator
-from retable.tasks.audio.collect.recordings import Item, Recording, Waveform, read_recordings
+from retable.tasks.audio.collect.recordings import SPLITS, Item, Recording, Waveform, read_recordings
 from retable.tasks.audio.config import SAMPLE_RATE, Corpus
 from retable.tasks.audio.world import captions, scenes
 from retable.tasks.audio.world.captions import LEXICON, WRITERS, Habits
@@ -94,7 +93,6 @@ SIZES = {
 }
 """tiny is for trying out (96 + 32 + 64 recordings of 2 s), quick and small train on a processor, large has the real
 sizes."""
-SPLITS = ("training", "validation", "test")
 CORPORA: dict[Corpus, tuple[Habits, Recorder]] = {
     "clotho": (captions.CLOTHO, Recorder()),
     "audiocaps": (captions.AUDIOCAPS, Recorder(floor=-42.0, colour=3.0, edge=7000.0)),
@@ -153,8 +151,7 @@ def original(world: World, corpus: str, number: int) -> tuple[str, int] | None:
 
 def scene(world: World, corpus: Corpus, split: str, number: int) -> Scene:
     """Return what is heard in a recording."""
-    copied = original(world, corpus, number)
-    if copied:
+    if copied := original(world, corpus, number):
         return scene(world, "clotho", *copied)
     if corpus == "clotho":
         if number % 8 == 1:
@@ -235,8 +232,7 @@ def _crop(samples: int) -> slice:
 
 def waveform(world: World, corpus: Corpus, split: str, number: int) -> Waveform:
     """Synthesise a recording: float32 (samples,) at 32 kHz, in [-1, 1]."""
-    copied = original(world, corpus, number)
-    if copied:
+    if copied := original(world, corpus, number):
         whole = waveform(world, "clotho", *copied)
         return np.float32(0.8) * whole[_crop(len(whole))]
     _, recorder = CORPORA[corpus]
@@ -260,17 +256,6 @@ def relevant(source: Source, split: str) -> npt.NDArray[np.bool_] | None:
         return None
     statements, owners, heard = _symbols(chosen)
     return scenes.relevance(statements, owners, heard)
-
-
-def oracle_similarity(recordings: Sequence[Recording], knows: Literal["tags", "facts"]) -> npt.NDArray[np.float64]:
-    """Return the similarities (captions, recordings) of a hearer who errs in nothing.
-
-    Args:
-        recordings: made ones; those whose captions are the queries.
-        knows: tags: which sounds there are; facts: also traits, order, background and room.
-    """
-    statements, _, heard = _symbols(recordings)
-    return (scenes.tag_similarity if knows == "tags" else scenes.fact_similarity)(statements, heard)
 
 
 def _symbols(recordings: Sequence[Recording]) -> tuple[list[Statement], list[int], list[Scene]]:

@@ -234,34 +234,6 @@ def relevance(statements: Sequence[Statement], owner: Sequence[int], scenes: Seq
     return found
 
 
-def tag_similarity(statements: Sequence[Statement], scenes: Sequence[Scene]) -> npt.NDArray[np.float64]:
-    """Return the cosine of the set of stated sounds and that of sounds there (captions, recordings).
-
-    The ceiling of a system that knows every sound and nothing of traits, order and background.
-    """
-    names = sorted(set().union(*(scene.sounds for scene in scenes)))
-    there = np.array([[name in scene.sounds for name in names] for scene in scenes], float)
-    stated = np.array([[name in {claim.sound for claim in s.claims} for name in names] for s in statements], float)
-    lengths = np.sqrt(np.outer(stated.sum(1), there.sum(1)))
-    cosine: npt.NDArray[np.float64] = stated @ there.T / np.maximum(lengths, 1)
-    return cosine
-
-
-def fact_similarity(statements: Sequence[Statement], scenes: Sequence[Scene]) -> npt.NDArray[np.float64]:
-    """Return the share of stated facts that hold, less a little for events left unsaid (captions, recordings).
-
-    The ceiling: who knows scene and statement exactly can do no better than this, but for facts that captions omit.
-    """
-    found = np.zeros((len(statements), len(scenes)))
-    for row, statement in enumerate(statements):
-        sounds = {claim.sound for claim in statement.claims}
-        for column, scene in enumerate(scenes):
-            if sounds & scene.sounds:
-                facts, held = facts_that_hold(statement, scene)
-                found[row, column] = held / facts - 0.01 * max(0, len(scene.events) - len(statement.claims))
-    return found
-
-
 def to_json(scene: Scene, statements: Sequence[Statement]) -> str:
     """Write a recording's scene and what each of its captions states as the JSON of `Recording.facts`."""
     return json.dumps({"scene": asdict(scene), "statements": [asdict(s) for s in statements]}, separators=(",", ":"))

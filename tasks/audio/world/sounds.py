@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from retable.platform.spec.arrays import Array
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.world.scenes import Event, Scene
-
-Array = npt.NDArray[Any]
 
 PITCH = {"low": 0.55, "high": 1.8}
 """What a fundamental frequency is multiplied by."""

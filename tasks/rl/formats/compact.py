@@ -34,15 +34,14 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.rl.sparse.inference import ACTING
 
 Precision = Literal["float32", "float16", "int8"]
-Array = npt.NDArray[Any]
 
 MAGIC, VERSION = b"RTSN", 1
 START = struct.Struct("<4sB3xII")

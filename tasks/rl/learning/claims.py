@@ -10,6 +10,7 @@ from itertools import permutations
 import numpy as np
 from scipy.stats import rankdata
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import LEAST, Status, Verdict, join, mean_of, untested
 from retable.platform.spec.table import Claim, Results, Row, claim
 from retable.platform.text import plural
@@ -93,7 +94,7 @@ def blind_score_lower(results: Results, policy: str) -> Verdict:
     return Verdict(status, because)
 
 
-def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def rank_correlation(a: Array, b: Array) -> Array:
     """Return Spearman's rank correlation of each line of two arrays (lines, values), and 0 where one is constant.
 
     SciPy's own `spearmanr` gives NaN and a warning for a constant.
@@ -101,14 +102,13 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     ranks = [rankdata(values, axis=1) for values in (a, b)]
     a, b = (values - values.mean(axis=1, keepdims=True) for values in ranks)
     scale = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
-    found: np.ndarray = np.divide((a * b).sum(axis=1), scale, out=np.zeros(len(a)), where=scale > 0)
+    found: Array = np.divide((a * b).sum(axis=1), scale, out=np.zeros(len(a)), where=scale > 0)
     return found
 
 
 def costs_most(results: Results, environment: str) -> Verdict:
     """Compare the VAE pruned alone with the actor and with the critic pruned alone, seed by seed."""
-    unready = learned(results, environment, "bcq", COMPARABLE, ABLATION[environment, "none"])
-    if unready is not None:
+    if unready := learned(results, environment, "bcq", COMPARABLE, ABLATION[environment, "none"]):
         return unready
     verdicts = {}
     for network in ("actor", "critic"):

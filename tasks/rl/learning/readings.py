@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import AnyRow, Results
 
 NAMES = {
@@ -49,13 +50,13 @@ def label(method: str, sparsity: float, states: str = "standardized") -> str:
     return f"{NAMES[method]} {100 * sparsity:.0f} %{'' if states == 'standardized' else f', {states} states'}"
 
 
-def final(results: Results, row: AnyRow | str, metric: str, **axes: Any) -> np.ndarray[Any, Any]:
+def final(results: Results, row: AnyRow | str, metric: str, **axes: Any) -> Array:
     """Return a metric after the last evaluated epoch, one value for each seed."""
     epochs = results.axis("view.epoch")
     return results.values(row, metric, **axes, view_epoch=max(epochs)) if epochs else np.array([])
 
 
-def best(results: Results, row: str, metric: str, **axes: Any) -> np.ndarray[Any, Any]:
+def best(results: Results, row: str, metric: str, **axes: Any) -> Array:
     """Return each seed's best value over the evaluated epochs: a choice that looks at the test score."""
     seeds = [results.values(row, metric, **axes, seed=seed) for seed in results.axis("seed")]
     return np.array([values.max() for values in seeds if values.size])
@@ -120,7 +121,7 @@ def in_words(seeds: Iterable[Needed]) -> str:
     return ", ".join(f"{needed.updates:,.0f}" if needed.reached else "not reached" for needed in seeds)
 
 
-def policy_gaps(results: Results, row: str, environment: str, data: str) -> np.ndarray[Any, Any]:
+def policy_gaps(results: Results, row: str, environment: str, data: str) -> Array:
     """Return BCQ minus BC as a share of the behaviour's return, one value for each seed that has both."""
     shares = [
         {

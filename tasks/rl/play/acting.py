@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from retable.platform.spec.arrays import Array
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.model import bc_action, bcq_action, build, generator, load
-from retable.tasks.rl.play.states import Standard
+from retable.tasks.rl.play.states import Standard, by_network
 from retable.tasks.rl.sparse import inference
 from retable.tasks.rl.sparse.inference import Act
 
-Array = np.ndarray[Any, Any]
 Policy = Literal["bcq", "bc"]
 NOISE = "rl.noise.acting"
 """Stream of the latents that a policy acts with in an episode."""
@@ -47,9 +46,9 @@ def acting(config: Config, info: Mapping[str, Any], weights: Mapping[str, Tensor
 
 def _acting(config: Config, info: Mapping[str, Any], weights: Mapping[str, Tensor], policy: Policy) -> Act:
     networks = build([config], info["states"], info["actions"], info["max_action"])
+    parts = by_network(weights)
     for name, network in networks.named_children():
-        prefix = f"{name}."
-        load(network, 0, {key.removeprefix(prefix): w for key, w in weights.items() if key.startswith(prefix)})
+        load(network, 0, parts.get(name, {}))
     if not inference.wins(weights, policy):
         dense = bcq_action if policy == "bcq" else bc_action
         return lambda observations, noise: dense(networks, observations[None], noise[None])[0]
@@ -68,7 +67,6 @@ def player(act: Act, candidates: int, latent: int, seed: int) -> Callable[[Array
 
     def choose(observations: Array) -> Array:
         noise = torch.randn(candidates, latent, generator=drawing)
-        actions: Array = act(torch.from_numpy(observations), noise).numpy()
-        return actions
+        return act(torch.from_numpy(observations), noise).numpy()
 
     return choose

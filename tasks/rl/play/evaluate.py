@@ -16,15 +16,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError, nearest
+from retable.platform.spec.arrays import Array
 
 if TYPE_CHECKING:
     import gymnasium
     from gymnasium.vector import VectorEnv
-
-Array = npt.NDArray[Any]
 
 
 @contextmanager

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from retable.platform.spec.arrays import Array
 
 MEAN, DEVIATION = "states.mean", "states.deviation"
 FLOOR = 1e-3
@@ -33,7 +33,7 @@ class Standard:
     """Standard deviation + `FLOOR`."""
 
     @staticmethod
-    def of(observations: npt.NDArray[Any]) -> Standard:
+    def of(observations: Array) -> Standard:
         """Return the statistics of a data set's observations (transitions, states)."""
         mean = observations.mean(axis=0, dtype=np.float64)
         deviation = observations.std(axis=0, dtype=np.float64) + FLOOR
@@ -56,3 +56,12 @@ class Standard:
 def networks_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a run's weights without the statistics of its states."""
     return {name: value for name, value in weights.items() if name not in (MEAN, DEVIATION)}
+
+
+def by_network(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return a run's weights by network, without the statistics of its states: `vae` -> `e1.weight` -> tensor."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, value in networks_of(weights).items():
+        network, parameter = name.split(".", 1)
+        found.setdefault(network, {})[parameter] = value
+    return found

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from retable.tasks.rl.formats.sizes import every_size
 from retable.tasks.rl.learner import OfflineLearner
-from retable.tasks.rl.play.states import networks_of
+from retable.tasks.rl.play.states import by_network, networks_of
 from retable.tasks.rl.prune.prune import diagnose
 
 ARCHIVED_FROM = 1000
@@ -23,17 +23,13 @@ def validate(learner: OfflineLearner, data: Any) -> list[dict[str, float]]:
     """
     found = []
     for state, zeros in zip(learner.state_dict(), learner.zero_scores, strict=True):
-        networks: dict[str, dict[str, Tensor]] = {}
-        weights = networks_of(state["weights"])
-        for name, tensor in weights.items():
-            network, parameter = name.split(".", 1)
-            networks.setdefault(network, {})[parameter] = tensor
-        shapes = (shape(name, tensors, data.states) for name, tensors in networks.items())
+        weights = state["weights"]
+        shapes = (shape(name, tensors, data.states) for name, tensors in by_network(weights).items())
         found.append({key: value for one in shapes for key, value in one.items()})
         found[-1] |= {f"zero_scores/{name}": share for name, share in zeros.items()}
         if learner.updates >= learner.configs[0].epochs * learner.configs[0].steps:  # as costly as several updates
             bcq = learner.networks.critic is not None  # no table has archives of the VAE alone
-            found[-1] |= every_size(weights, archives=bcq and learner.updates >= ARCHIVED_FROM)
+            found[-1] |= every_size(networks_of(weights), archives=bcq and learner.updates >= ARCHIVED_FROM)
     return found
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
+from retable.platform.spec.arrays import Array
 from retable.platform.store.hdf5 import plain_numbers
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes
@@ -25,7 +25,6 @@ from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, rec
 if TYPE_CHECKING:
     from retable.platform.store.download import Published
 
-Array = npt.NDArray[Any]
 
 AXES = {"observations": 2, "actions": 2, "rewards": 1, "terminals": 1, "timeouts": 1, "next_observations": 2}
 """D4RL's keys and their number of axes. All but the last must be there."""
@@ -60,8 +59,7 @@ def opened(path: Path) -> Iterator[h5py.File]:
     except MemoryError as error:
         raise UserError(f"{path}: takes more memory than there is; give a smaller file") from error
     except (OSError, RuntimeError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: not a readable HDF5 file ({reason}); download or write it again") from error
+        raise UserError(f"{path}: not a readable HDF5 file ({words(error)}); download or write it again") from error
 
 
 def numbers(path: Path, group: h5py.Group, key: str, axes: int, remedy: str) -> Array:
@@ -290,8 +288,7 @@ def published() -> dict[str, Published]:
 
 def published_as(path: Path) -> str:
     """Say which of D4RL's published files a file is, by its SHA-256, or of which others its name is."""
-    found = D4RL["files"].get(sha256(path))
-    if found:
+    if found := D4RL["files"].get(sha256(path)):
         return f"D4RL's {found['environment']} {found['name'].removeprefix('d4rl-')}"
     other = _other(path)
     return f"by its name D4RL's {other}: not one that can be played here" if other else "not one of D4RL's files"

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
-
-Array = npt.NDArray[Any]
+from retable.platform.spec.arrays import Array
 
 COLUMNS = ("observation", "action", "reward", "next_observation", "terminal", "timeout", "episode", "step")
 """The internal form's columns."""

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from retable.platform.spec.arrays import Array
+
 POLICIES = Path(__file__).parent / "policies"
-Array = np.ndarray
 
 
 class Policy:

@@ -12,16 +12,14 @@ from typing import Any, Literal
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError, nearest
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.rl.data import folder, store
 from retable.tasks.rl.play.evaluate import make, scale
 from retable.tasks.rl.recordings import expert
 from retable.tasks.rl.recordings.d4rl import read_d4rl, sha256
-
-Array = npt.NDArray[Any]
 
 SIMULATOR = "v5"
 ALGORITHM = {"expert": "committed policy with Gaussian action noise", "random": "uniform actions"}
@@ -163,8 +161,7 @@ def _mixed(
 
 def _ends(arrays: Mapping[str, Array]) -> Array:
     """Say which rows end an episode."""
-    ends: Array = arrays["terminals"] | arrays["timeouts"]
-    return ends
+    return arrays["terminals"] | arrays["timeouts"]
 
 
 def _policy(

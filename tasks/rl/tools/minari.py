@@ -16,9 +16,9 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.store.hdf5 import plain_entry
 from retable.platform.store.storage import Storage
 from retable.tasks.rl.data import check_new, folder, simulator, store, told
@@ -26,8 +26,6 @@ from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes, refused_settings, spaces
 from retable.tasks.rl.recordings.d4rl import TOLERANCE, check_skip, numbers, opened, sha256, too_long
 from retable.tasks.rl.recordings.episodes import Recording, Rows, record_of
-
-Array = npt.NDArray[Any]
 
 FILE, METADATA = "data/main_data.hdf5", "data/metadata.json"
 AXES = {"observations": 2, "actions": 2, "rewards": 1, "terminations": 1, "truncations": 1}
@@ -90,11 +88,6 @@ def inspect(source: Path, environment: str | None = None, skip: Collection[int] 
     except UserError as error:
         return [str(error)], []
     return [], made.remarks
-
-
-def check(source: Path) -> list[str]:
-    """Return a line for the first defect of a data set; an empty list if it is fine."""
-    return inspect(source)[0]
 
 
 def metadata(source: Path) -> dict[str, Any]:

@@ -22,11 +22,12 @@ import gymnasium
 import numpy as np
 import typer
 
+from retable.platform.spec.arrays import Array
 from retable.tasks.rl.play.evaluate import rollout
 from retable.tasks.rl.recordings.expert import POLICIES, Policy
 
 
-def fold(parameters: dict[str, Any], statistics: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+def fold(parameters: dict[str, Any], statistics: dict[str, Any]) -> list[tuple[Array, Array]]:
     """Turn SBX's actor (batch norm, dense, relu, ..., mean) into layers `(weight (out, in), bias (out,))`."""
     dense = sorted((name for name in parameters if name.startswith("Dense")), key=lambda name: int(name.split("_")[1]))
     norms = sorted((name for name in statistics), key=lambda name: int(name.split("_")[1]))

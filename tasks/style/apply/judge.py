@@ -9,17 +9,16 @@ from itertools import pairwise
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from retable.tasks.style import losses
 from retable.tasks.style.config import Objective
 from retable.tasks.style.files import images
+from retable.tasks.style.files.images import Pixels
 from retable.tasks.style.networks.backbones import BackboneNetwork
 from retable.tasks.style.networks.network import Features
 from retable.tasks.style.networks.tiling import stylise
 from retable.tasks.style.networks.transformer import TransformerNetwork
-
-Pixels = UInt8[np.ndarray, "height width 3"]
 
 LUMA = np.array([0.299, 0.587, 0.114])
 AROUND = 8

@@ -6,15 +6,15 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from retable.platform.train.worker import autocast
 from retable.tasks.style.apply.lbfgs import BacktrackingLbfgs
 from retable.tasks.style.config import Adam, Config, Lbfgs, OptimiseImage, Sgd
-from retable.tasks.style.files.images import fit, square, to_tensor
+from retable.tasks.style.files.images import Pixels, fit, square, to_tensor
 from retable.tasks.style.losses import Losses, loss, targets
 from retable.tasks.style.networks.backbones import BackboneNetwork, Image
 from retable.tasks.style.streams import START, torch_generator
@@ -25,7 +25,16 @@ EVALUATIONS = 300
 SEARCHED = 26
 """Evaluations of a step with a strong Wolfe search, at most: the first, and PyTorch's 25."""
 
-Pixels = UInt8[np.ndarray, "height width 3"]
+
+def version1(config: Config) -> OptimiseImage:
+    """Return the method of a config that optimises an image.
+
+    Raises:
+        ValueError: where it does something else.
+    """
+    if not isinstance(config.method, OptimiseImage):
+        raise ValueError(f"{type(config.method).__name__} does not optimise an image")
+    return config.method
 
 
 class ImageOptimisation:
@@ -57,11 +66,10 @@ class ImageOptimisation:
             UserError: where the backbone has no such layer, or the image is too small for it.
             ValueError: where the config does not optimise an image, or names another number of paintings.
         """
-        if not isinstance(config.method, OptimiseImage):
-            raise ValueError(f"{type(config.method).__name__} does not optimise an image")
+        method = version1(config)
         if len(paintings) != len(config.style):
             raise ValueError(f"{len(paintings)} paintings where the config names {len(config.style)}")
-        self.config, self.method, self.device = config, config.method, device
+        self.config, self.method, self.device = config, method, device
         self.content, self.paintings = content, paintings
         self.network = network.to(device)
         self.sizes = (*self.method.scales, self.method.size)
@@ -167,9 +175,7 @@ class ImageOptimisation:
 
     def _precision(self) -> torch.autocast:
         """Let the backbone compute in the config's precision; Gram matrices and losses keep to float32."""
-        return torch.autocast(
-            torch.device(self.device).type, torch.bfloat16, enabled=self.config.precision == "bfloat16"
-        )
+        return autocast(self.device, self.config.precision)
 
 
 def make_optimizer(config: Lbfgs | Adam | Sgd, pixels: Tensor) -> torch.optim.Optimizer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import cycle
 
@@ -19,12 +19,12 @@ from torch.nn import functional
 from retable.platform.config import override
 from retable.platform.spec.table import stored_as
 from retable.platform.spec.task import Source
-from retable.platform.train.worker import best_device
-from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation, Pixels
+from retable.platform.train.worker import best_device, threads
+from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation, version1
 from retable.tasks.style.config import Config, Lbfgs, OptimiseImage, TrainNetwork
 from retable.tasks.style.data import photograph, tests
 from retable.tasks.style.files.assets import paintings, photographs
-from retable.tasks.style.files.images import read, square, to_tensor
+from retable.tasks.style.files.images import Pixels, read, square, to_tensor
 from retable.tasks.style.losses import CRITERIA
 from retable.tasks.style.networks.backbones import build
 from retable.tasks.style.networks.tiling import stylise
@@ -68,9 +68,7 @@ def optimisation(config: Config) -> tuple[ImageOptimisation, int]:
     Raises:
         ValueError: where the config does not optimise an image.
     """
-    method = config.method
-    if not isinstance(method, OptimiseImage):
-        raise ValueError(f"{type(method).__name__} does not optimise an image")
+    method = version1(config)
     method = replace(method, scales=(), backbone=replace(method.backbone, weights="random", normalise=False))
     shipped = photographs()
     content = read(shipped.get(method.content, shipped["mountain"])).pixels
@@ -200,15 +198,9 @@ def summary(name: str, times: list[float]) -> dict[str, float]:
     return {**found, "evaluations": float(len(times)), "gpu": float(torch.cuda.is_available())}
 
 
-@contextmanager
-def all_cores() -> Iterator[None]:
+def all_cores() -> AbstractContextManager[None]:
     """Let torch use every core of the node, of which a measurement has all."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return threads(os.cpu_count() or 1)
 
 
 @stored_as("seconds_of_versions")
@@ -228,9 +220,7 @@ def seconds_of_versions(
     Raises:
         ValueError: where the config does not optimise an image.
     """
-    method = config.method
-    if not isinstance(method, OptimiseImage):
-        raise ValueError(f"{type(method).__name__} does not optimise an image")
+    method = version1(config)
     found: dict[str, float] = {}
     for name, backbone in (("alexnet", "alexnet"), ("vgg", "vgg19")):
         times = seconds_per_evaluation(override(config, {"method.backbone": backbone}), budget)

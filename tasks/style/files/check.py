@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from retable.platform.console import counted
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.style.data import SUFFIXES, pictures_below, read_index, threaded, training_files
@@ -74,9 +75,8 @@ def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda d
     if not there:
         return [f"{folder}: no pictures ({', '.join(SUFFIXES)})"]
     paths = sorted(there)
-    for done, line in enumerate(threaded(partial(_line, folder, sizes, crc32), paths), 1):
-        found += [line] if line else []
-        progress(done, len(paths))
+    lines = threaded(partial(_line, folder, sizes, crc32), paths)
+    found += filter(None, counted(lines, progress, len(paths)))
     return [*found, *_twice(folder, paths)]
 
 

@@ -17,16 +17,16 @@ from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
 from jaxtyping import Float, UInt8
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 from torch import Tensor
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 
-Array = npt.NDArray[Any]
-
+Pixels = UInt8[np.ndarray, "height width 3"]
+"""A picture."""
 PIXELS = 400_000_000
 """The most pixels of a picture that is read: a few hundred bytes can decode to more memory than there is."""
 FORMATS: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ Image.MAX_IMAGE_PIXELS = PIXELS
 class Picture:
     """A decoded picture, upright."""
 
-    pixels: UInt8[np.ndarray, "height width 3"]
+    pixels: Pixels
     alpha: UInt8[np.ndarray, "height width"] | None = None
     icc: bytes | None = None
     """sRGB's profile, which the pixels are in, where the file had a profile of RGB; none: it had not."""
@@ -199,7 +199,7 @@ def check_suffix(path: Path) -> dict[str, Any]:
 
 def write(
     path: Path | str,
-    pixels: UInt8[np.ndarray, "height width 3"],
+    pixels: Pixels,
     alpha: UInt8[np.ndarray, "height width"] | None = None,
     icc: bytes | None = None,
 ) -> None:
@@ -234,23 +234,23 @@ def _encode(pixels: Array, alpha: Array | None, icc: bytes | None, how: dict[str
     return stream.getvalue()
 
 
-def encode_png(pixels: UInt8[np.ndarray, "height width 3"]) -> bytes:
+def encode_png(pixels: Pixels) -> bytes:
     """Return a picture as the bytes of a PNG file."""
     return _encode(pixels, None, None, FORMATS[".png"], "the picture")
 
 
-def to_tensor(pixels: UInt8[np.ndarray, "height width 3"]) -> Float[Tensor, "1 3 height width"]:
+def to_tensor(pixels: Pixels) -> Float[Tensor, "1 3 height width"]:
     """Turn a picture into an image."""
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).unsqueeze(0).float().div_(255)
 
 
-def to_pixels(image: Float[Tensor, "1 3 height width"]) -> UInt8[np.ndarray, "height width 3"]:
+def to_pixels(image: Float[Tensor, "1 3 height width"]) -> Pixels:
     """Turn an image into a picture: clamped to [0, 1] and rounded to the nearest of the 256 values."""
     levels = image.detach()[0].float().clamp(0, 1).mul(255).round().to(torch.uint8)
     return np.ascontiguousarray(levels.permute(1, 2, 0).cpu().numpy())
 
 
-def fit(pixels: UInt8[np.ndarray, "height width 3"], longer: int) -> UInt8[np.ndarray, "new_height new_width 3"]:
+def fit(pixels: Pixels, longer: int) -> UInt8[np.ndarray, "new_height new_width 3"]:
     """Resize so that the longer side has `longer` pixels, the other in proportion and at least one; 0: unchanged.
 
     Each new pixel is the mean over its area; where the picture grows, it is interpolated bicubically.
@@ -260,7 +260,7 @@ def fit(pixels: UInt8[np.ndarray, "height width 3"], longer: int) -> UInt8[np.nd
     return _resize(pixels, round(height * scale), round(width * scale)) if longer else pixels
 
 
-def square(pixels: UInt8[np.ndarray, "height width 3"], side: int) -> UInt8[np.ndarray, "side side 3"]:
+def square(pixels: Pixels, side: int) -> UInt8[np.ndarray, "side side 3"]:
     """Resize so that the shorter side has `side` pixels, and crop the other in the middle."""
     height, width = pixels.shape[:2]
     scale = side / min(height, width)
@@ -269,29 +269,20 @@ def square(pixels: UInt8[np.ndarray, "height width 3"], side: int) -> UInt8[np.n
     return np.ascontiguousarray(resized[top : top + side, left : left + side])
 
 
-def stretch(
-    pixels: UInt8[np.ndarray, "height width 3"], height: int, width: int
-) -> UInt8[np.ndarray, "new_height new_width 3"]:
+def stretch(pixels: Pixels, height: int, width: int) -> UInt8[np.ndarray, "new_height new_width 3"]:
     """Resize to this height and width, at least one each: by area where it shrinks, by Lanczos' kernel elsewhere."""
+    return _resize(np.ascontiguousarray(pixels), height, width, cv2.INTER_LANCZOS4)
+
+
+def _resize(pixels: Array, height: int, width: int, enlarging: int = cv2.INTER_CUBIC) -> Array:
     size = max(1, width), max(1, height)
     if size == (pixels.shape[1], pixels.shape[0]):
         return pixels
     shrinks = size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]
-    how = cv2.INTER_AREA if shrinks else cv2.INTER_LANCZOS4
-    return np.asarray(cv2.resize(np.ascontiguousarray(pixels), size, interpolation=how))
+    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if shrinks else enlarging))
 
 
-def _resize(pixels: Array, height: int, width: int) -> Array:
-    size = max(1, width), max(1, height)
-    if size == (pixels.shape[1], pixels.shape[0]):
-        return pixels
-    shrinks = size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]
-    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC))
-
-
-def original_colours(
-    stylised: UInt8[np.ndarray, "height width 3"], photograph: UInt8[np.ndarray, "height width 3"]
-) -> UInt8[np.ndarray, "height width 3"]:
+def original_colours(stylised: Pixels, photograph: Pixels) -> Pixels:
     """Return the luma Y of `stylised` with the chroma of `photograph` (Gatys et al. 2017, *luminance only*).
 
     Chroma is B - Y and R - Y, so the photograph plus the difference of the lumas has exactly both, up to rounding and
@@ -302,9 +293,7 @@ def original_colours(
     return whole
 
 
-def mix(
-    stylised: UInt8[np.ndarray, "height width 3"], photograph: UInt8[np.ndarray, "height width 3"], strength: float
-) -> UInt8[np.ndarray, "height width 3"]:
+def mix(stylised: Pixels, photograph: Pixels, strength: float) -> Pixels:
     """Return `strength` parts of `stylised` and the rest of `photograph`, rounded to the nearest value."""
     mixed = strength * stylised.astype(np.float32) + (1 - strength) * photograph.astype(np.float32)
     return np.rint(mixed).astype(np.uint8)

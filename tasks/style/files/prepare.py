@@ -14,20 +14,17 @@ from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from retable.platform.console import progress_bar
+from retable.platform.console import counted, progress_bar
 from retable.platform.errors import UserError, disk_errors
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import data_folder
 from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Config
 from retable.tasks.style.data import INDEX, SUFFIXES, files_below, is_picture, pictures_below, threaded
 from retable.tasks.style.files import assets
 from retable.tasks.style.files.check import defect
-
-Array = npt.NDArray[Any]
 
 GENERATED = "generated"
 PHOTOGRAPHS = 400
@@ -105,15 +102,12 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
     digest, crc32 = hashlib.sha256(), dict[str, int]()
     with progress_bar(f"indexing {name}") as show:
         read = threaded(partial(_digest, place), everything.items())
-        for done, (path, (one, crc)) in enumerate(zip(everything, read, strict=True), 1):
+        for path, (one, crc) in counted(zip(everything, read, strict=True), show, len(everything)):
             digest.update(one)
             crc32[path] = crc
-            show(done, len(everything))
-    sink = pa.BufferOutputStream()
     sums = [crc32.pop(path) for path in training]
     table = pa.table({"path": list(training), "bytes": list(training.values()), "crc32": sums})
-    pq.write_table(table, sink, write_page_checksum=True)
-    place.write(INDEX, sink.getvalue().to_pybytes())
+    place.write_table(INDEX, table, write_page_checksum=True)
     info = {
         "source": "coco" if len(coco) == COCO_PHOTOGRAPHS else "folder",
         **extra,
@@ -141,8 +135,7 @@ def _refuse(
     if name == COCO and len(training) != COCO_PHOTOGRAPHS:
         wrong = f"{len(training):,} training pictures, not COCO 2017's {COCO_PHOTOGRAPHS:,}"
         raise UserError(f"{place}: {wrong}; unzip train2017.zip again, or choose another name")
-    empty = [path for path, size in everything.items() if not size]
-    if empty:
+    if empty := [path for path, size in everything.items() if not size]:
         more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
         raise UserError(f"{place}/{empty[0]}: zero bytes{more}; `retable data check style {place}` lists all defects")
     first: dict[str, str] = {}
@@ -180,16 +173,14 @@ def make_generated(place: Storage, name: str, photographs: int, seed: int) -> di
         place.write(f"test/landscape_{number}.jpg", encode_jpeg(generate.landscape(seed, 1, number)))
     with progress_bar(f"generating {name}") as show:
         made = threaded(lambda number: encode_jpeg(generate.landscape(seed, 0, number)), range(photographs))
-        for number, data in enumerate(made):
+        for number, data in enumerate(counted(made, show, photographs)):
             place.write(f"training/{number:06d}.jpg", data)
-            show(number + 1, photographs)
     return index_folder(place, name, source="generated", seed=seed, generator=generate.VERSION)
 
 
 def encode_jpeg(pixels: Array) -> bytes:
     """Return a picture (red, green, blue) as the bytes of a JPEG file."""
-    encoded: bytes = cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
-    return encoded
+    return cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
 
 
 def _check_own(place: Storage, name: str) -> None:
@@ -284,12 +275,11 @@ def _sound(origin: Storage, pictures: list[str], name: str) -> tuple[list[str], 
     sound, left_out = [], []
     with progress_bar(f"checking {name}") as show:
         found = threaded(lambda path: defect(origin.read(path)), pictures)
-        for done, (path, what) in enumerate(zip(pictures, found, strict=True), 1):
+        for path, what in counted(zip(pictures, found, strict=True), show, len(pictures)):
             if what:
                 left_out.append(f"{origin.root}/{path}: {what}")
             else:
                 sound.append(path)
-            show(done, len(pictures))
     return sound, left_out
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from retable.platform.train.worker import threads
 from retable.tasks.style.networks import winograd
 from retable.tasks.style.networks.network import Features, Image, Layer, Range, Statistics, TransformerNetwork
 
@@ -182,15 +183,9 @@ def free_threads() -> int:
     return max(1, min(most, (os.cpu_count() or 1) - max(0, running - own)))
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
+def undisturbed() -> AbstractContextManager[None]:
     """Compute with `free_threads` within the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(free_threads())
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return threads(free_threads())
 
 
 @torch.inference_mode()

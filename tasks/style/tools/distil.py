@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.store import weights as files
 from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Squeezenet, Vgg19
@@ -211,7 +212,7 @@ def unexplained(small: BackboneNetwork, large: BackboneNetwork, batch: Tensor, n
     return found
 
 
-def crops(pictures: Sequence[images.Array], rng: np.random.Generator) -> Tensor:
+def crops(pictures: Sequence[Array], rng: np.random.Generator) -> Tensor:
     """Return random squares, (batch, 3, crop, crop) in [0, 1], with noise of random strength."""
     made = []
     for index in rng.integers(len(pictures), size=BATCH):

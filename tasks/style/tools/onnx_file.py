@@ -10,18 +10,16 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.spec import extras
+from retable.platform.spec.arrays import Array
 from retable.tasks.style.networks.network import Layer, TransformerNetwork
 from retable.tasks.style.networks.tiling import layers
 
-OPSETS = (13, 18)
-"""Versions of ONNX's operators that can be written: phones' runtimes know 17, older ones less."""
 OPSET = 17
+"""Version of ONNX's operators where nothing else is said: phones' runtimes know it."""
 Bits = Literal[32, 16, 8]
 """Of a stored weight. Arithmetic is in float32 whatever the file holds."""
-Array = npt.NDArray[Any]
 
 
 class Graph:
@@ -63,7 +61,7 @@ class Graph:
 
 
 def pack(network: TransformerNetwork, bits: Bits = 32, opset: int = OPSET) -> bytes:
-    """Return the ONNX file of a network of one style, with operators of a version within `OPSETS`.
+    """Return the ONNX file of a network of one style, with operators of a version from 13 to 18.
 
     Its input `image` and output `stylised` are float32 (batch, 3, height, width) in [0, 1], red first, of any size.
 

@@ -14,17 +14,15 @@ from typing import Any
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.config import Retrieval
 from retable.tasks.weather.w4c.preprocess import CHANNELS, MASKED, MEAN, RAIN, STD
-
-Array = npt.NDArray[Any]
 
 DRY_LOGIT = -20.0
 """Two rains in a billion."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.convert import parts
 from retable.tasks.weather.w4c.frames import Frames, open_hdf5, part_path, read_hdf5
-from retable.tasks.weather.w4c.layout import SPLITS, STEP, TARGET, Slots, blocks, read_csv
+from retable.tasks.weather.w4c.layout import SPLITS, TARGET, Slots, blocks, read_csv
 from retable.tasks.weather.w4c.prepare import file_digest, layout_files, lengths, scan
 from retable.tasks.weather.w4c.preprocess import (
     CHANNELS,
@@ -29,7 +29,6 @@ from retable.tasks.weather.w4c.preprocess import (
     classify,
 )
 
-Array = npt.NDArray[Any]
 Read = Callable[[int], Array]
 
 SAMPLED = 16
@@ -69,24 +68,6 @@ def check(where: Storage | Path) -> list[str]:
     else:
         found = [*_sequence_defects(folder, slots), *_layout_defects(Path(folder.root), info, slots)]
     return found
-
-
-def gaps(where: Storage | Path) -> list[str]:
-    """Say for each year how many slots lack frames, a line each: no defect, as no window spans them.
-
-    Raises:
-        UserError: where the CSV is missing or foreign.
-
-    """
-    slots = read_csv(where if isinstance(where, Storage) else Storage.open(where))
-    lines = []
-    for year in sorted({year for year, _ in slots}):
-        time = np.unique(np.concatenate([here.time for (of, _), here in slots.items() if of == year]))
-        steps = np.diff(time) // np.timedelta64(STEP, "m")
-        if (steps > 1).any():
-            total = int(steps.sum()) + 1
-            lines.append(f"{year}: {total - len(time)} of {total} slots lack frames, in {int((steps > 1).sum())} gaps")
-    return lines
 
 
 def _sequence_defects(folder: Storage, slots: Mapping[tuple[int, str], Slots]) -> Iterator[str]:

@@ -16,20 +16,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retable.platform.console import progress_bar
+from retable.platform.console import counted, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.execute.session import ray_cluster
 from retable.platform.execute.streams import stream
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.frames import COLUMN, FRAMES_PER_FILE, Frames, part_path
 from retable.tasks.weather.w4c.layout import CSV, find_csv
 from retable.tasks.weather.w4c.preprocess import HIGH, LOW
-
-Array = npt.NDArray[Any]
 
 FRAMES_PER_GROUP = 8
 INF, NAN = 65534, 65535
@@ -99,10 +97,9 @@ def transfer(source: Storage, target: Storage, name: str) -> dict[str, Any]:
     size = 0
     work = stream(pieces, partial(write_part, source=source, target=target, info=info))
     with progress_bar(f"converting {info['name']} to Parquet") as show:
-        for number, (piece, done) in enumerate(zip(pieces, work, strict=True), 1):
+        for piece, done in counted(zip(pieces, work, strict=True), show, len(pieces)):
             files[part_path(piece["series"], piece["kind"], piece["number"])] = done["sha256"].tobytes().hex()
             size += int(done["bytes"][0])
-            show(number, len(pieces))
     digest = hashlib.sha256(json.dumps([info["digest"], encoding()]).encode()).hexdigest()
     written = {
         **info,

@@ -17,17 +17,15 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
+from retable.platform.spec.arrays import Array
 from retable.platform.store.hdf5 import plain_numbers
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.layout import RAIN, REMEDY, SATELLITE, rain_path, satellite_path
 from retable.tasks.weather.w4c.preprocess import CHANNELS
-
-Array = npt.NDArray[Any]
 
 FRAMES_PER_FILE = 256
 """Frames of one Parquet file."""
@@ -108,8 +106,7 @@ def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
 
 
 def _unreadable(path: Path, error: Exception) -> str:
-    reason = " ".join(str(error).split())
-    return f"{path}: not a readable HDF5 file ({reason}); download or write it again ({REMEDY})"
+    return f"{path}: not a readable HDF5 file ({words(error)}); download or write it again ({REMEDY})"
 
 
 def _open(name: str, how: Callable[[], Any]) -> Any:
@@ -219,8 +216,9 @@ class Frames:
         except FileNotFoundError as error:
             raise UserError(f"{name}: no such file; run `retable data convert weather` again") from error
         except (pa.ArrowException, OSError, KeyError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"{name}: not a readable Parquet file ({reason}); remove it and convert again") from error
+            raise UserError(
+                f"{name}: not a readable Parquet file ({words(error)}); remove it and convert again"
+            ) from error
         return unpack(column, kind)[start - groups[0] * step : stop - groups[0] * step]
 
 

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.train.seeds import generator, sequence
 from retable.tasks.weather.w4c.layout import (
     COLUMNS,
@@ -52,8 +52,6 @@ from retable.tasks.weather.w4c.rainfall import (
     to_grid,
 )
 from retable.tasks.weather.w4c.satellite import draw
-
-Array = npt.NDArray[Any]
 
 YEARS = (2019, 2020, 2021)
 REGIONS = {

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv
 
-from retable.platform.errors import UserError, nearest
+from retable.platform.errors import UserError, nearest, words
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
-
-Array = npt.NDArray[Any]
 
 VERSION = 2
 """Raised when the numbers of simulated weather or images change. 2: images know nothing of later rain."""
@@ -139,8 +137,7 @@ def read_csv(folder: Storage) -> dict[tuple[int, str], Slots]:
         text = {column: np.asarray(table[column].to_numpy(), dtype=str) for column in columns}
         date, clock = text["date_str"].astype(np.int64), text["time"].astype(np.int64)
     except (pa.ArrowException, KeyError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{folder}/{name}: not the competition's table ({reason}); download it again") from error
+        raise UserError(f"{folder}/{name}: not the competition's table ({words(error)}); download it again") from error
     time = _times(date, clock)
     kind = np.zeros(len(time), np.uint8)
     kind[np.char.endswith(text["split_type"], "_in")] = INPUT
@@ -344,8 +341,7 @@ class Index:
         rows = len(self._slot(int(year), split).time)
         if split != "training" or self._info["holdout"] != "local":
             return np.ones(rows, bool)
-        free: Array = ~self._local(int(year))[1]
-        return free
+        return ~self._local(int(year))[1]
 
     def reference_times(self, windows: Sequence[Window], inputs: int) -> Array:
         """Return the time of each window's last input, from which its lead times count, datetime64[m] (n,)."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source, data_folder
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import Config
@@ -40,8 +40,6 @@ from retable.tasks.weather.w4c.layout import (
     satellite_path,
     series_name,
 )
-
-Array = npt.NDArray[Any]
 
 CENTRAL = ("boxi_0015", "roxi_0004", "roxi_0007")
 """A region with some rain, the one with most and the one with least."""

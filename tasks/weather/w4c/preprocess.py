@@ -6,12 +6,9 @@ data set of the same instrument, so they are part of the code and not of a data 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from retable.platform.spec.arrays import Array
 
 _STATISTICS = {
     "IR_016": (0.06605569, 0.09920627, 1.02),
@@ -41,7 +38,8 @@ MISSING = -9999000.0
 HIGHEST_RATE = 128.0
 """mm/h; what is above is a fault of the radar."""
 
-DRY, RAIN, MASKED = 0, 1, 2
+RAIN, MASKED = 1, 2
+"""Events; 0 is dry."""
 
 
 def normalise(satellite: Array, copy: bool = True) -> Array:

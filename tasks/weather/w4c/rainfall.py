@@ -21,16 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy.fft
 from scipy.special import ndtri
 
+from retable.platform.spec.arrays import Array
 from retable.platform.train.seeds import generator
-
-Array = npt.NDArray[Any]
 
 FINE = 6
 """Radar pixels (2 km) along a satellite pixel (12 km)."""
@@ -272,8 +270,7 @@ class Cells:
         tower = np.minimum(age / LEAD, 1) * np.clip((LEAD + life + ANVIL - age) / ANVIL, 0, 1)
         spread = radius * (1.5 + age / (LEAD + life)) / FINE
         thick = drawn((y + 0.5) / FINE - 0.5, (x + 0.5) / FINE - 0.5, spread, tower * peak / (peak + THICK), self.size)
-        covered: Array = 1 - np.exp(-thick)
-        return covered
+        return 1 - np.exp(-thick)
 
 
 def drawn(y: Array, x: Array, radius: Array, peak: Array, width: int) -> Array:

@@ -12,17 +12,14 @@ and of the hour before it, so that images tell no more than past rain does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.ndimage import gaussian_filter, maximum_filter, shift
 
+from retable.platform.spec.arrays import Array
 from retable.platform.train.seeds import generator
 from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGH, LOW, MEAN, STD
 from retable.tasks.weather.w4c.rainfall import FINE, amplitudes, depth, noise, to_grid, wavenumbers
-
-Array = npt.NDArray[Any]
 
 WEIGHTS = np.array([0.05, 0.10, 0.20, 0.30, 0.35], np.float32)
 """What the real rain of the frames from -4 to 0 adds to a frame's cloud tops: an anvil outlives its rain."""
@@ -163,5 +160,4 @@ def _channels(tops: Array, sky: Array, ground: Array, sun: float, rng: np.random
             else:
                 solar = 0.9 * sun * bright if name == "IR_039" else 0.0
                 image[number] = MEAN[number] + STD[number] * (response[0] + values + solar + error)
-    clipped: Array = np.clip(image, LOW[:, None, None], HIGH[:, None, None])
-    return clipped
+    return np.clip(image, LOW[:, None, None], HIGH[:, None, None])

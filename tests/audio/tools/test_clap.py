@@ -291,7 +291,7 @@ def test_one_file_indexes_searches_and_serves(folder, embedder, tmp_path, monkey
     (tmp_path / "damaged.safetensors").write_bytes((tmp_path / "clap.safetensors").read_bytes()[:-50])
     with pytest.raises(UserError, match=r"damaged\.safetensors: (no model|a damaged model)"):
         open_embedder("damaged.safetensors", Storage.open(tmp_path))
-    for name in (clap.STATE, "clap.logit_scale_a"):
+    for name in (clap.TEXT_STATE, "clap.logit_scale_a"):
         weights = {key: value for key, value in opened.weights.items() if key != name}
         with pytest.raises(UserError, match=r"^clap: a damaged model; `retable audio adopt` writes one$"):
             replace(opened, weights=weights).embedder("cpu")

@@ -12,6 +12,14 @@ NAMES = tuple(f"sound {n}, loud &amp; clear.wav" for n in range(12))
 ROWS = [("a dog barks, twice", NAMES[:10]), ('he says "hé"', NAMES[2:]), ("雨が降る", NAMES[1:11])]
 
 
+def read(path):
+    """Return a submission's captions and their recordings; raise UserError where it is not of this form."""
+    rows = submission.read_csv(path)
+    if reasons := submission.defects(rows):
+        raise UserError(f"{path}: {reasons[0]}")
+    return [(row[0], tuple(row[1:])) for row in rows[1:]]
+
+
 @pytest.fixture
 def written(tmp_path):
     path = tmp_path / "out.csv"
@@ -26,7 +34,7 @@ def test_a_submission_is_what_the_organisers_example_looks_like(written):
 
 
 def test_what_was_written_is_read_and_found_right(written):
-    assert submission.read(written) == ROWS
+    assert read(written) == ROWS
     assert submission.check(written, [caption for caption, _ in reversed(ROWS)], NAMES) == []
 
 
@@ -35,7 +43,7 @@ def test_the_baselines_numbered_header_is_read_too(written, tmp_path):
         path = tmp_path / "numbered.csv"
         header = ",".join(["caption", *(str(n) for n in range(first, first + 10))])
         path.write_text(written.read_text().replace(",".join(submission.HEADER), header))
-        assert submission.read(path) == ROWS
+        assert read(path) == ROWS
 
 
 @pytest.mark.parametrize(
@@ -59,7 +67,7 @@ def test_faults_of_form_are_named_and_not_read(written, change, reason):
         csv.writer(file).writerows(rows)
     assert reason in submission.check(written)[0]
     with pytest.raises(UserError, match=r"out\.csv"):
-        submission.read(written)
+        read(written)
 
 
 def test_captions_and_recordings_must_be_the_challenges(written):

@@ -8,7 +8,8 @@ import soundfile
 import torch
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.tools.challenge import submission, submit
+from retable.tasks.audio.tools.challenge import submission
+from tests.audio.tools.test_submission import read
 
 
 class Listener(torch.nn.Module):
@@ -53,8 +54,8 @@ def best(wanted):
 def test_each_caption_gets_its_ten_nearest_recordings(given):
     captions, audio, out = given
     heard = []
-    assert submit.submit([Listener()], captions, audio, out, lambda done, total: heard.append((done, total))) == []
-    rows = submission.read(out)
+    assert submission.submit([Listener()], captions, audio, out, lambda done, total: heard.append((done, total))) == []
+    rows = read(out)
     assert [caption for caption, _ in rows] == ["0.1 loud, at most", "0.5 loud"]
     assert list(rows[0][1]) == best(range(1, 11))
     assert rows[1][1][0] == best([6])[0] and set(rows[1][1][1:3]) == set(best([5, 7]))
@@ -64,16 +65,16 @@ def test_each_caption_gets_its_ten_nearest_recordings(given):
 def test_several_models_rank_by_the_mean_of_their_cosines(given):
     captions, audio, out = given
     models = [Listener(), Listener(0.7)]
-    wanted, files = submission.read_captions(captions), submit.audio_files(audio)
-    single = [submit.mean_cosines([model], wanted, files, lambda done, total: None, {}) for model in models]
-    submit.submit(models, captions, audio, out)
-    for row, (_, names) in zip((single[0] + single[1]) / 2, submission.read(out), strict=True):
+    wanted, files = submission.read_captions(captions), submission.audio_files(audio)
+    single = [submission.mean_cosines([model], wanted, files, lambda done, total: None, {}) for model in models]
+    submission.submit(models, captions, audio, out)
+    for row, (_, names) in zip((single[0] + single[1]) / 2, read(out), strict=True):
         cosines = [row[[file.name for file in files].index(name)] for name in names]
         assert cosines == sorted(cosines, reverse=True) and min(cosines) == np.sort(row)[-10]
 
 
 def test_equally_similar_recordings_are_in_order_of_name():
-    rows = list(submit.ranked(np.zeros((1, 12)), ["rain"], [f"{n:02d}" for n in range(12)]))
+    rows = list(submission.ranked(np.zeros((1, 12)), ["rain"], [f"{n:02d}" for n in range(12)]))
     assert rows == [("rain", tuple(f"{n:02d}" for n in range(10)))]
 
 
@@ -83,23 +84,23 @@ def test_too_few_recordings_or_no_folder_are_one_line(given, tmp_path):
         if file.is_file():
             file.unlink()
     with pytest.raises(UserError, match="holds 9 recordings"):
-        submit.submit([Listener()], captions, audio, out)
+        submission.submit([Listener()], captions, audio, out)
     with pytest.raises(UserError, match="no such folder"):
-        submit.submit([Listener()], captions, tmp_path / "none", out)
+        submission.submit([Listener()], captions, tmp_path / "none", out)
     assert not out.exists()
 
 
 def test_broken_recordings_are_named_and_the_rest_is_ranked(given):
     captions, audio, out = given
-    submit.submit([Listener()], captions, audio, out)
-    whole = submission.read(out)
+    submission.submit([Listener()], captions, audio, out)
+    whole = read(out)
     (audio / "00.wav").write_text("not a sound")
     (audio / "13.flac").write_bytes(b"fLaC" + bytes(99))
     os.mkfifo(audio / "14.wav")
-    said = submit.submit([Listener(), Listener()], captions, audio, out)
+    said = submission.submit([Listener(), Listener()], captions, audio, out)
     assert len(said) == 3 and all(line.startswith(f"left out: {audio}/") for line in said)
     assert "00.wav: mislabelled, it is text" in said[0] and "14.wav: a pipe" in said[2]
-    assert submission.read(out) == whole
+    assert read(out) == whole
 
 
 def test_fewer_than_ten_whole_recordings_are_one_line(given):
@@ -107,5 +108,5 @@ def test_fewer_than_ten_whole_recordings_are_one_line(given):
     for file in sorted(audio.glob("*.wav"))[:3]:
         file.write_text("not a sound")
     with pytest.raises(UserError, match=r"only 9 recordings can be decoded, not 10; .*mislabelled, it is text"):
-        submit.submit([Listener()], captions, audio, out)
+        submission.submit([Listener()], captions, audio, out)
     assert not out.exists()

@@ -20,13 +20,18 @@ from retable.tasks.rl import data
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.recordings.d4rl import sha256
 from retable.tasks.rl.recordings.prepare import describe
-from retable.tasks.rl.tools.minari import check, import_minari
+from retable.tasks.rl.tools.minari import import_minari, inspect
 from tests.rl.d4rl_files import assert_columns
 
 STATES, ACTIONS = 11, 3
 """Those of Hopper."""
 Episodes = list[tuple[int, str]]
 MIXED: Episodes = [(3, "terminations"), (1, "truncations"), (2, "none"), (12, "truncations")]
+
+
+def check(source: Path) -> list[str]:
+    """Return a line for the first defect of a data set; an empty list if it is fine."""
+    return inspect(source)[0]
 
 
 def box(low: float, high: float) -> str:

@@ -13,9 +13,10 @@ from retable.tasks.style.files import assets, images
 from retable.tasks.style.tools.pictures.regions import Mask
 from retable.tasks.style.tools.pictures.stylise import Options, open_paintings
 from retable.tasks.style.tools.video.painted import SHARE, Painter
-from retable.tasks.style.tools.video.steady import Regional, flicker, stylise_stream
+from retable.tasks.style.tools.video.steady import Regional, stylise_stream
 from retable.tasks.style.tools.video.video import Piece
 from retable.tasks.style.tools.video.video_cli import video
+from tests.style.tools.test_steady import flicker
 from tests.style.tools.test_video import look, make, sound
 
 torch.set_num_threads(1)

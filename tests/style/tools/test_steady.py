@@ -15,12 +15,19 @@ from retable.tasks.style.tools.video.steady import (
     Flicker,
     Stylist,
     by_shot,
-    flicker,
     measured,
     smooth,
     stylise_stream,
 )
 from retable.tasks.style.tools.video.video import Piece
+
+
+def flicker(frames, stylised):
+    """Measure how much a stylised video flickers."""
+    meter = Flicker()
+    for frame, picture in zip(frames, stylised, strict=True):
+        meter.add(frame, picture)
+    return meter.result()
 
 
 def scene(seed, height=48, width=64):

@@ -26,6 +26,7 @@ from retable.tasks.weather.tools.forecasts.exchange import opened, write_netcdf
 from retable.tasks.weather.w4c.layout import VERSION, Index
 from retable.tasks.weather.w4c.prepare import index_folder
 from tests.weather.files import Layout
+from tests.weather.tools.test_submission import read
 from tests.weather.toys import config, make, run
 
 
@@ -39,7 +40,7 @@ def test_a_submission_holds_the_forecasts_of_the_organisers_inputs(trained, tmp_
     storage, folder = trained
     out = tmp_path / "core.zip"
     cli.submit([folder.fingerprint], out, storage.root, "test", 0, 0.45)
-    found = {(year, region): forecast for year, region, forecast in submission.read(out)}
+    found = {(year, region): forecast for year, region, forecast in read(out)}
     assert sorted(found) == [(y, r) for y in (2019, 2020) for r in ("boxi_0015", "roxi_0004")]
     source = Source.of(storage, "weather/tiny")
     predict = import_module("retable.tasks.weather.predict")  # the package has a function of that name
@@ -56,7 +57,7 @@ def test_regions_and_years_that_a_run_was_not_trained_on(trained, tmp_path, caps
     alone = run(storage, config(epochs=1, regions=["boxi_0015"], years=[2019]))
     monkeypatch.setattr(submission, "TRANSFER", ((2020, "boxi_0015"), (2019, "roxi_0004"), (2020, "roxi_0004")))
     cli.submit([alone.fingerprint], tmp_path / "more.zip", storage.root, "test", 0, 0.5, True)
-    found = {(year, region): forecast for year, region, forecast in submission.read(tmp_path / "more.zip")}
+    found = {(year, region): forecast for year, region, forecast in read(tmp_path / "more.zip")}
     assert sorted(found) == [(2019, "roxi_0004"), (2020, "boxi_0015"), (2020, "roxi_0004")]
     cli.netcdf(alone.fingerprint, tmp_path / "nc", storage.root, "test", 0, "roxi_0004", "2019")
     assert [path.name for path in (tmp_path / "nc").iterdir()] == ["test-2019-roxi_0004.nc"]
@@ -143,10 +144,10 @@ def test_several_runs_submit_their_majority_vote(trained, tmp_path):
     votes = 0
     for name in names:
         cli.submit([name], tmp_path / f"{name}.zip", storage.root, "test", 0, 0.5)
-        votes = votes + np.stack([forecast for _, _, forecast in submission.read(tmp_path / f"{name}.zip")]).astype(int)
+        votes = votes + np.stack([forecast for _, _, forecast in read(tmp_path / f"{name}.zip")]).astype(int)
     for count in (2, 3):  # of two, a tie is rain
         cli.submit(names[:count], tmp_path / "deep/vote.zip", storage.root, "test", 0, 0.5)
-        found = np.stack([forecast for _, _, forecast in submission.read(tmp_path / "deep/vote.zip")])
+        found = np.stack([forecast for _, _, forecast in read(tmp_path / "deep/vote.zip")])
         if count == 3:
             assert np.array_equal(found, votes >= 2) and 0 < found.mean() < 1
 
@@ -163,7 +164,7 @@ def test_epochs_of_one_run_vote_beside_other_runs(trained, epochs, tmp_path, cap
 
     def submitted(*runs, epoch=0):
         cli.submit(list(runs), tmp_path / "vote.zip", storage.root, "test", epoch, 0.5)
-        return np.stack([forecast for _, _, forecast in submission.read(tmp_path / "vote.zip")]).astype(int)
+        return np.stack([forecast for _, _, forecast in read(tmp_path / "vote.zip")]).astype(int)
 
     alone = {each: submitted(each) for each in (f"{epochs}@1", f"{epochs}@2", epochs, folder.fingerprint)}
     assert np.array_equal(alone[f"{epochs}@1"], submitted(epochs, epoch=1))
@@ -186,7 +187,7 @@ def test_a_submissions_threshold_is_tuned_on_validation(trained, tmp_path, monke
     places = tuple((year, region) for year in (2019, 2020) for region in ("boxi_0015", "roxi_0004"))
     monkeypatch.setattr(submission, "TRANSFER", places[1:])
     cli.submit([folder.fingerprint], tmp_path / "a.zip", storage.root, "test", 0, how, True)
-    found = {f"test/{year}/{region}": rain for year, region, rain in submission.read(tmp_path / "a.zip")}
+    found = {f"test/{year}/{region}": rain for year, region, rain in read(tmp_path / "a.zip")}
     assert len(found) == len(places) - 1
     predict, source = import_module("retable.tasks.weather.predict"), Source.of(storage, "weather/tiny")
     chosen, view = config(epochs=1), View(epoch=1, threshold=how)

@@ -13,8 +13,7 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli
 from retable.tasks.weather.tools.composites import importer
-from retable.tasks.weather.tools.composites.archive import stretches, survey
-from retable.tasks.weather.tools.composites.composites import Composite, Grid, describe
+from retable.tasks.weather.tools.composites.composites import Composite, Grid, describe, stretches, survey
 from retable.tasks.weather.tools.composites.importer import import_composites
 from retable.tasks.weather.tools.composites.published import project
 from retable.tasks.weather.tools.composites.splits import Place, deal

@@ -7,6 +7,7 @@ import io
 import re
 import tracemalloc
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -15,11 +16,28 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.tasks.weather.tools.forecasts import submission
-from retable.tasks.weather.tools.forecasts.submission import check, read, write
+from retable.tasks.weather.tools.forecasts.submission import check, write
 
 REGIONS, YEARS = ("boxi_0015", "roxi_0004"), (2019, 2020)
 SHAPE = (3, 4, 12, 12)
 SIZES = {"wanted": [(year, region) for year in YEARS for region in REGIONS], "sequences": 3, "forecast": 4, "size": 12}
+
+
+def read(path: Path) -> Iterator[tuple[int, str, np.ndarray]]:
+    """Yield year, region and forecast, bool (n, L, S, S); raise UserError where a file is not of this format."""
+    with submission.opened(path) as archive:
+        found, reasons = submission.members(archive)
+        if reasons:
+            raise UserError(f"{path}: {reasons[0]}")
+        for (year, region), entry in sorted(found.items()):
+            with submission.dataset(archive, entry) as data:
+                if reasons := submission.defects(data):
+                    raise UserError(f"{path}: {entry.filename}: {reasons[0]}")
+                shape = (data.shape[0], *data.shape[-3:])
+                rain = np.empty(shape, bool)
+                for sequence in range(len(rain)):
+                    rain[sequence] = data[sequence].reshape(shape[1:])
+            yield year, region, rain
 
 
 def forecasts() -> list[tuple[int, str, np.ndarray]]:

@@ -20,6 +20,7 @@ from retable.tasks.weather.tools.forecasts.adopt import rows_of
 from retable.tasks.weather.w4c.prepare import index_folder
 from tests.weather.files import Layout, hdf5_path
 from tests.weather.tools.test_adopt import LABELS, SIZE, TABLE, published
+from tests.weather.tools.test_submission import read
 
 CHANGES = {"data": "tiny", "forecast": 8}
 ASKED = {"sequences": 1, "forecast": 8, "size": SIZE}
@@ -72,7 +73,7 @@ def test_the_vote_of_published_checkpoints_is_filled_and_submitted(cluster, tmp_
     assert len({name.split("@")[0] for name in voters}) == 4  # epochs 4 and 5 of one run
     for transfer, asked in ((False, submission.CORE), (True, submission.TRANSFER)):
         cli.submit(voters, tmp_path / "vote.zip", storage.root, transfer=transfer, threshold="0.5")
-        found = {(year, region): rain for year, region, rain in submission.read(tmp_path / "vote.zip")}
+        found = {(year, region): rain for year, region, rain in read(tmp_path / "vote.zip")}
         assert sorted(found) == sorted(asked) and len(found) == (16 if transfer else 14)
         assert submission.check(tmp_path / "vote.zip", asked, **ASKED) == []
         assert 0 < np.mean([rain.mean() for rain in found.values()]) < 1

@@ -21,13 +21,11 @@ from retable.platform.store.weights import check
 from retable.tasks.audio.config import SAMPLE_RATE, SHORTEST
 from retable.tasks.audio.encoders.fingerprint import weights_fingerprint
 from retable.tasks.audio.encoders.text import read_state
-from retable.tasks.audio.encoders.tokens import read_tokenizer
+from retable.tasks.audio.encoders.tokens import TEXT_STATE, read_tokenizer
 from retable.tasks.audio.tools.embed.embedder import Embedder, placed
 
 FORMAT = "retable audio clap 1"
 """How a file of such a pair says what it is."""
-STATE = "text._extra_state"
-"""Name of the tensor with tokenizer and architecture; see `text.state_of`."""
 RATE, SECONDS = 48_000, 10
 """Samples a second that the networks hear, and how long they hear."""
 FFT, HOP, BANDS, FLOOR = 1024, 480, 64, 1e-10
@@ -143,7 +141,7 @@ class Clap:
     about: Mapping[str, Any]
     """`task`, the SHA-256 of what was adopted, and what else was to be said."""
     weights: Mapping[str, Tensor]
-    """A `ClapNetwork`'s, and `STATE`."""
+    """A `ClapNetwork`'s, and `TEXT_STATE`."""
     source: str
     """What opens it again: the file's name."""
 
@@ -168,7 +166,7 @@ class Clap:
     def _network(self) -> ClapNetwork:
         weights = dict(self.weights)
         try:
-            state = read_state(weights.pop(STATE))
+            state = read_state(weights.pop(TEXT_STATE))
             with torch.device("meta"):  # no memory, and no random numbers
                 network = ClapNetwork(state["architecture"], read_tokenizer(state["tokenizer"]))
             check(weights, network.state_dict())

@@ -20,6 +20,7 @@ from retable.platform.errors import UserError
 from retable.platform.store.run import sha256
 from retable.platform.store.weights import check, read_bytes, read_tensors
 from retable.tasks.audio.encoders.text import fast_tokenizer, state_of
+from retable.tasks.audio.encoders.tokens import TEXT_STATE
 from retable.tasks.audio.tools.adopt.clap import (
     BAND,
     BANDS,
@@ -27,7 +28,6 @@ from retable.tasks.audio.tools.adopt.clap import (
     HOP,
     RATE,
     SECONDS,
-    STATE,
     Clap,
     ClapNetwork,
     mel_bank,
@@ -245,7 +245,7 @@ def _made(said: Mapping[str, Any], tensors: Mapping[str, Tensor], text: str, dig
     check(floats, {key: value for key, value in like.items() if value.is_floating_point()})
     network = ClapNetwork(architecture.to_dict(), tokenizer)  # it counts positions, which files need not hold
     network.load_state_dict(floats, strict=False)
-    return Clap({"task": "audio", "adopted": digest}, {**network.state_dict(), STATE: state}, name)
+    return Clap({"task": "audio", "adopted": digest}, {**network.state_dict(), TEXT_STATE: state}, name)
 
 
 def _tokenizer(text: str, name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -77,8 +76,7 @@ class Embedder:
 
 
 def _array(vectors: Tensor) -> Float32[np.ndarray, "rows dimension"]:
-    array: Float32[np.ndarray, "rows dimension"] = vectors.float().cpu().numpy()
-    return array
+    return vectors.float().cpu().numpy()
 
 
 def pieces(path: Path, segment: float, remarks: Remarks, hop: float | None = None) -> Iterator[tuple[float, Waveform]]:
@@ -180,17 +178,6 @@ def _heard(
     if not np.isfinite(joined).all():
         return UserError(f"{path}: the model makes no numbers of it; look at the file, or use another model")
     return Heard(starts, joined, remarks.lines())
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread while the block runs: on busy cores its threads mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def placed(make: Callable[[], Network], device: str, source: str) -> Network:

@@ -68,8 +68,7 @@ class Words:
         for layer in range(about["num_hidden_layers"]):
             hidden = self._layer(hidden, f"text.network.encoder.layer.{layer}")
         vector = self._linear(hidden[0], "text_projection")
-        unit: Array = vector / max(float(np.linalg.norm(vector)), 1e-12)
-        return unit
+        return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
     def _layer(self, hidden: Array, name: str) -> Array:
         """Attend and feed forward, each with its residual and its norm behind it."""
@@ -102,8 +101,7 @@ class Words:
 def _gelu(values: Array) -> Array:
     """Return x P(X < x) of the normal distribution; NumPy has no error function, Python does."""
     erf = np.asarray(np.frompyfunc(math.erf, 1, 1)(values / math.sqrt(2)), np.float32)
-    made: Array = values * np.float32(0.5) * (1 + erf)
-    return made
+    return values * np.float32(0.5) * (1 + erf)
 
 
 def known(architecture: Mapping[str, Any], words: int) -> bool:

@@ -14,9 +14,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.train.seeds import generator
 from retable.tasks.audio.config import SPLITS, Config, trained_on
-from retable.tasks.audio.metrics import Array, average_precision, check_finite, tie_groups
+from retable.tasks.audio.metrics import average_precision, check_finite, tie_groups
 from retable.tasks.audio.tools.compose import Clip, clips
 from retable.tasks.audio.tools.embed.embedder import Embedder, embed_file
 from retable.tasks.audio.world.captions import LEXICON, is_plural, third_person

@@ -103,7 +103,6 @@ def train(config: Config, storage: Storage, resources: Resources) -> api.Trained
     """
     task = find("audio")
     work = compile_configs(task, [config], storage)
-    failures = execute(work, resources)
-    if failures:
+    if failures := execute(work, resources):
         raise UserError(next(iter(failures.values())))
     return api.TrainedRun(task, RunFolder.of(storage, task, config), config)

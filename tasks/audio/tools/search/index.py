@@ -39,10 +39,12 @@ import pyarrow as pa
 import torch
 from jaxtyping import Float32
 
+from retable.platform.console import Show
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.execute.streams import map_over
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.tools.embed.embedder import Embedder, Heard, embed_each, embed_file, one_thread
+from retable.platform.train.worker import threads
+from retable.tasks.audio.tools.embed.embedder import Embedder, Heard, embed_each, embed_file
 from retable.tasks.audio.tools.embed.words import Words
 from retable.tasks.audio.tools.search import nearest, null, places
 from retable.tasks.audio.tools.search.opening import open_embedder
@@ -88,8 +90,6 @@ QUERIES = tuple(sound + place for sound in SOUNDS for place in PLACES)
 """Captions that an index's recall is measured with: words lie elsewhere than the sounds that it holds."""
 
 Encode = Callable[[Sequence[str]], Float32[np.ndarray, "captions dimension"]]
-Say = Callable[[str], None]
-Show = Callable[[int, int], None]
 Share = tuple[bytes, list[str], list[str]]
 """A shard of files that were heard, what is wrong with those that were not, and what is odd about those that were."""
 Remote = Callable[[Sequence[Sequence[File]], float], Iterator[Share]]
@@ -147,7 +147,7 @@ def update(
     """
     current, failures, others = scan(folder)
     _before(folder, out, embedder, hop)  # refuses before anything is made there
-    with writing(out, patience), one_thread():
+    with writing(out, patience), threads(1):  # on busy cores torch's threads mostly wait for each other
         before = _before(folder, out, embedder, hop)
         before["asked"] = kind or before.get("asked", "auto")
         listed = read_places(out, before)

@@ -92,8 +92,7 @@ class Archive:
         scores = np.concatenate([block @ query.astype(np.float32) for block in self.vectors])
         order = np.argsort(self.owner, kind="stable")
         starts = np.searchsorted(self.owner[order], np.arange(len(self.contents)))
-        found: Float[np.ndarray, " recordings"] = np.maximum.reduceat(scores[order], starts)
-        return found
+        return np.maximum.reduceat(scores[order], starts)
 
     def segment(self, mark: Mark) -> int:
         """Return the number of the segment that was marked: of its recording the one nearest to its second."""

@@ -44,9 +44,8 @@ class Refit:
         from safetensors.numpy import save
 
         tensors = {"queries": self.queries, "change": self.change}
-        found: bytes = save({name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()},
+        return save({name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()},
                             {"said": json.dumps(dict(self.said))})  # fmt: skip
-        return found
 
 
 def read_refit(path: Path, dimension: int) -> Refit:

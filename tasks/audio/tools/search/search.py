@@ -363,8 +363,7 @@ def _words_vector(embedder: Embedder | Words, words: str, refit: Refit | None) -
 
 
 def _unit(vector: Float32[np.ndarray, " dimension"]) -> Float32[np.ndarray, " dimension"]:
-    unit: Float32[np.ndarray, " dimension"] = (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
-    return unit
+    return (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
 
 
 def search(

@@ -18,7 +18,7 @@ from retable.platform.execute.streams import map_over
 from retable.platform.models.predict import expand
 from retable.platform.store.storage import Storage
 from retable.tasks.style.files import images
-from retable.tasks.style.files.images import FORMATS, Picture
+from retable.tasks.style.files.images import FORMATS, Picture, Pixels
 from retable.tasks.style.networks.transformer import chosen
 from retable.tasks.style.tools.pictures import regions
 from retable.tasks.style.tools.pictures.memory import is_shortage
@@ -27,7 +27,6 @@ from retable.tasks.style.tools.pictures.stylise import (
     NetworkStyle,
     Options,
     PaintingStyle,
-    Pixels,
     Report,
     Style,
     find_run,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from retable.platform.console import console, progress_bar
+from retable.platform.console import Where, console, counted, progress_bar
 from retable.platform.errors import UserError
-from retable.tasks.style.data_cli import Where
-
-if TYPE_CHECKING:
-    from retable.platform.store.storage import Storage
-    from retable.tasks.style.networks.backbones import BackboneNetwork
+from retable.platform.store.storage import Storage
+from retable.tasks.style.apply.judge import burnt, judge_network, lattice
+from retable.tasks.style.config import Squeezenet
+from retable.tasks.style.files import assets, images
+from retable.tasks.style.networks.backbones import BackboneNetwork, build
+from retable.tasks.style.networks.weights import import_weights
 
 COLUMNS = {
     "lattice": ".0f",
@@ -53,11 +55,6 @@ def judge(
 
     Example: `retable style judge great_wave mine.safetensors --painting great_wave`
     """
-    from rich.table import Table
-
-    from retable.platform.store.storage import Storage
-    from retable.tasks.style.apply.judge import burnt, judge_network, lattice
-    from retable.tasks.style.files import assets, images
     from retable.tasks.style.tools.pictures.stylise import find_network
 
     where = Storage.open(storage)
@@ -65,7 +62,7 @@ def judge(
     table = Table("", *(name.replace("_", " ") for name in COLUMNS))
     network = None
     with progress_bar("judging") as show:
-        for done, name in enumerate(judged, 1):
+        for name in counted(judged, show, len(judged)):
             if is_picture(name):
                 pixels = images.read(Path(name)).pixels
                 table.add_row(name, f"{lattice(pixels):.0f}", f"{burnt(pixels):.2%}")
@@ -74,7 +71,6 @@ def judge(
                 works = [images.read(find_work(painting or name)).pixels]
                 found = asdict(judge_network(find_network(name, where), shown, works, network))
                 table.add_row(name, *(format(found[key], how) for key, how in COLUMNS.items()))
-            show(done, len(judged))
     console.print(table)
     console.print(f"judge: SqueezeNet 1.0, weights {weights}; {len(shown)} photographs, longer side {size} pixels")
 
@@ -92,8 +88,6 @@ def find_work(name: str) -> Path:
     Raises:
         UserError: where there is none.
     """
-    from retable.tasks.style.files import assets
-
     shipped = assets.paintings()
     stem = name.rpartition(":")[2] if not Path(name).is_file() else Path(name).stem
     found = Path(name) if is_picture(name) else shipped.get(stem)
@@ -108,9 +102,5 @@ def backbone(named: str, storage: Storage) -> BackboneNetwork:
     Raises:
         UserError: where its weights cannot be had.
     """
-    from retable.tasks.style.config import Squeezenet
-    from retable.tasks.style.networks.backbones import build
-    from retable.tasks.style.networks.weights import import_weights
-
     known = import_weights(Path(named), storage) if Path(named).is_file() else named
     return build(Squeezenet(weights=known, normalise=False), 0, storage)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from retable.platform.console import Device
 from retable.platform.errors import UserError
 
 PAINTINGS = "For paintings"
@@ -58,7 +59,7 @@ class Result:
     ] = None
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Make results anew that are there.")] = False
     precision: Precision = "auto"
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")] = ""
+    device: Device = ""
     tile: Annotated[int, typer.Option(help="For networks: work in tiles of so many pixels; same result.", min=0)] = 0
     ray: Annotated[bool, typer.Option("--ray", help="Share the pictures out over the Ray cluster.")] = False
 

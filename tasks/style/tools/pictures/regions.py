@@ -16,12 +16,12 @@ from typing import Any
 
 import cv2
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from retable.platform.errors import UserError
 from retable.tasks.style.files import images
+from retable.tasks.style.files.images import Pixels
 
-Pixels = UInt8[np.ndarray, "height width 3"]
 Share = Float[np.ndarray, "height width"]
 
 NEAR = 64

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from retable.platform import api
 from retable.platform.config import override
@@ -19,6 +19,7 @@ from retable.platform.train.worker import best_device
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
 from retable.tasks.style.files import assets, images
+from retable.tasks.style.files.images import Pixels
 from retable.tasks.style.networks import backbones, transformer, weights
 from retable.tasks.style.networks.tiling import Precision, fits, needed_bytes, stylise_tiled
 from retable.tasks.style.networks.transformer import TransformerNetwork, trained
@@ -27,7 +28,6 @@ from retable.tasks.style.tools.pictures.knobs import STYLE_SCALE
 from retable.tasks.style.tools.pictures.memory import check_memory, image_bytes
 from retable.tasks.style.tools.pictures.regions import Mask
 
-Pixels = UInt8[np.ndarray, "height width 3"]
 Report = Callable[[float, int, str], None]
 """Told how much of the work is done, how much there is, and what is being done."""
 
@@ -241,9 +241,18 @@ class PaintingStyle:
             if done % 10 == 0 or done == job.evaluations - 1:  # a look at the loss waits for the GPU
                 report(done + 1, job.evaluations, f"loss {losses.total.item():.4g}")
         history = np.asarray(job.losses, dtype=np.float64)
-        if not job.loss.isfinite().all():
-            raise UserError("the loss grew beyond all numbers; lower --style-weight, or use --optimizer adam")
-        return Stylised(images.to_pixels(job.image), history)
+        return Stylised(finished(job), history)
+
+
+def finished(job: ImageOptimisation) -> Pixels:
+    """Return the picture that an optimisation ends with.
+
+    Raises:
+        UserError: where its loss is no number.
+    """
+    if not job.loss.isfinite().all():
+        raise UserError("the loss grew beyond all numbers; lower --style-weight, or use --optimizer adam")
+    return images.to_pixels(job.image)
 
 
 @dataclass(frozen=True)

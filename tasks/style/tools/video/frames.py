@@ -26,7 +26,6 @@ from typing import Any, Literal
 import av
 import cv2
 import numpy as np
-import numpy.typing as npt
 from av.audio.stream import AudioStream
 from av.container import InputContainer, OutputContainer
 from av.stream import Disposition
@@ -35,9 +34,9 @@ from av.video.stream import VideoStream
 from jaxtyping import UInt8
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.style.tools.video.hdr import Wide, find, to_bt709
 
-Array = npt.NDArray[Any]
 Reader = Literal["pyav", "opencv"]
 
 CODECS = {".mp4": "libx264", ".mov": "libx264", ".mkv": "libx264", ".webm": "libvpx-vp9"}
@@ -476,14 +475,12 @@ class _Sound:
         self.tracks: dict[int, AudioStream] = {}
         self.copied: dict[int, int] = {}
         for number, stream in enumerate(source.streams.audio, 1):
-            why = _refusal(clip.path, stream.index, path.suffix)
-            if why:
+            if why := _refusal(clip.path, stream.index, path.suffix):
                 notes.append(f"sound track {number} is dropped: {why}")
                 continue
             self.tracks[stream.index] = _copy_of(stream, target)
             self.copied[stream.index] = 0
-        dropped = _dropped(source)
-        if dropped:
+        if dropped := _dropped(source):
             notes.append(f"not kept: {', '.join(dropped)}")
         if clip.part:
             clip.part.enter(source)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from jaxtyping import UInt8, UInt16
 
-Array = npt.NDArray[Any]
+from retable.platform.spec.arrays import Array
 
-BT709, PQ, HLG = 1, 16, 18
+PQ, HLG = 16, 18
 """FFmpeg's AVCOL_TRC_* and AVCOL_PRI_*."""
 WHITE, PEAK = 203.0, 1000.0
 """Nits of diffuse white, and the brightest that is told apart."""

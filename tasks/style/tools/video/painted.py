@@ -12,15 +12,15 @@ import dataclasses
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.files import images
+from retable.tasks.style.files.images import Pixels
 from retable.tasks.style.tools.pictures.memory import is_shortage
-from retable.tasks.style.tools.pictures.stylise import PaintingStyle, sized
-from retable.tasks.style.tools.video.steady import Finish, Picture, colour_histogram, is_cut, moved
+from retable.tasks.style.tools.pictures.stylise import PaintingStyle, finished, sized
+from retable.tasks.style.tools.video.steady import Finish, colour_histogram, is_cut, moved
 from retable.tasks.style.tools.video.video import Pictures, Piece
 
 SHARE = 3
@@ -34,7 +34,7 @@ class Painter:
     style: PaintingStyle
     finish: Finish = dataclasses.field(default_factory=lambda: Finish())
     shot: int | None = None
-    before: tuple[Picture, Picture] | None = None
+    before: tuple[Pixels, Pixels] | None = None
     """The last frame, and what became of it."""
 
     def __call__(self, piece: Piece) -> Pictures:
@@ -54,7 +54,7 @@ class Painter:
             raise UserError("a frame does not fit into memory; use a smaller --size") from error
         return self.finish(torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).contiguous(), piece)
 
-    def optimise(self, picture: UInt8[np.ndarray, "height width 3"]) -> Picture:
+    def optimise(self, picture: Pixels) -> Pixels:
         """Optimise one frame."""
         config = override(self.style.config, sized(picture, self.style.options))
         begin = None
@@ -67,13 +67,11 @@ class Painter:
         job = ImageOptimisation(config, picture, self.style.paintings, self.style.network, device, begin)
         for _ in range(job.evaluations):
             job.step()
-        if not job.loss.isfinite().all():
-            raise UserError("the loss grew beyond all numbers; lower --style-weight, or use --optimizer adam")
-        result = images.to_pixels(job.image)
+        result = finished(job)
         self.before = picture, result
         return result
 
-    def begun(self, picture: Picture, source: Picture, result: Picture) -> Picture:
+    def begun(self, picture: Pixels, source: Pixels, result: Pixels) -> Pixels:
         """Return what a frame is begun with: the last result, moved, where it is the same thing; else the frame."""
         warped, held = moved(picture, source, result)
         return np.asarray(np.rint(picture + held * (warped - picture)), np.uint8)

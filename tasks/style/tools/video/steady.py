@@ -14,17 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import cv2
 import numpy as np
-import numpy.typing as npt
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.train.worker import best_device
 from retable.tasks.style.files import images
+from retable.tasks.style.files.images import Pixels
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.tiling import Precision
 from retable.tasks.style.networks.transformer import Statistics, TransformerNetwork
@@ -33,8 +34,6 @@ from retable.tasks.style.tools.pictures.regions import Mask, Share, compose
 from retable.tasks.style.tools.pictures.stylise import scaled
 from retable.tasks.style.tools.video.video import Pictures, Piece, Stylise, on_cluster
 
-Array = npt.NDArray[Any]
-Picture = UInt8[np.ndarray, "height width 3"]
 Flow = Float[np.ndarray, "height width 2"]
 Pairs = Iterator[tuple[Piece, Pictures]]
 """Pieces of a video and what the network made of them."""
@@ -87,7 +86,7 @@ def _pieces(waiting: list[Pictures], shot: int, look_ahead: int) -> Iterator[Pie
         yield from (Piece(pictures, shot, reference) for pictures in waiting)
 
 
-def colour_histogram(picture: Picture) -> Array:
+def colour_histogram(picture: Pixels) -> Array:
     """Return the shares of 4 x 4 x 4 colours among the pixels, of which a few thousand are counted."""
     step = max(1, min(picture.shape[:2]) // 64)
     levels = picture[::step, ::step].reshape(-1, 3).astype(np.int64) >> 6
@@ -116,7 +115,7 @@ class Finish:
         finished = [self._one(stylised, photograph) for stylised, photograph in pairs]
         return torch.from_numpy(np.stack(finished)).permute(0, 3, 1, 2).contiguous()
 
-    def _one(self, stylised: Picture, photograph: Picture) -> Picture:
+    def _one(self, stylised: Pixels, photograph: Pixels) -> Pixels:
         if self.original_colours:
             stylised = images.original_colours(stylised, photograph)
         if self.mask is not None:
@@ -207,7 +206,7 @@ def stylise_pieces(function: Callable[[Piece], Pictures], pieces: Iterable[Piece
     return ((piece, function(piece)) for piece in pieces)
 
 
-def optical_flow(source: Picture, target: Picture) -> Flow:
+def optical_flow(source: Pixels, target: Pixels) -> Flow:
     """Return where each pixel of `source` lies in `target`, as offsets (x, y), by dense inverse search."""
     if min(source.shape[:2]) < 16:  # too small for its pyramid
         return np.zeros((*source.shape[:2], 2), np.float32)
@@ -244,7 +243,7 @@ def is_visible(flow: Flow, back: Flow) -> Array:
     return np.asarray(inside & (gap <= 0.01 * ((flow**2).sum(-1) + (returned**2).sum(-1)) + 0.5))
 
 
-def moved(picture: Picture, source: Picture, result: Array) -> tuple[Array, Array]:
+def moved(picture: Pixels, source: Pixels, result: Array) -> tuple[Array, Array]:
     """Move what became of a frame, `source`, to where the same things are in the next one, `picture`.
 
     The result is read by Lanczos' kernel: what is read between pixels again and again, frame after frame, is soon soft
@@ -290,10 +289,10 @@ class Flicker:
     """What changes in a stylised video though nothing does in its source, summed frame by frame."""
 
     def __init__(self) -> None:
-        self.before: tuple[Picture, Picture] | None = None
+        self.before: tuple[Pixels, Pixels] | None = None
         self.static_change = self.static_count = self.squares = self.count = 0.0
 
-    def add(self, frame: Picture, stylised: Picture) -> None:
+    def add(self, frame: Pixels, stylised: Pixels) -> None:
         """Take the next frame and what became of it."""
         if self.before is not None:
             old, old_stylised = self.before
@@ -321,14 +320,6 @@ class Flicker:
             "static_change": self.static_change / self.static_count if self.static_count else float("nan"),
             "warp_error": (self.squares / self.count) ** 0.5 if self.count else float("nan"),
         }
-
-
-def flicker(frames: Iterable[Picture], stylised: Iterable[Picture]) -> dict[str, float]:
-    """Measure how much a stylised video flickers, two frames in memory at a time; see `Flicker.result`."""
-    meter = Flicker()
-    for frame, picture in zip(frames, stylised, strict=True):
-        meter.add(frame, picture)
-    return meter.result()
 
 
 def measured(pairs: Pairs, free: Callable[[Piece], Pictures] | None, meters: dict[str, Flicker], frames: int) -> Pairs:

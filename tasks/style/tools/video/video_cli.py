@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import Progress, TextColumn
 
-from retable.platform.console import console
+from retable.platform.console import console, print_lines
 from retable.platform.errors import UserError
+from retable.platform.execute.session import ray_cluster
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
 from retable.tasks.style.files import assets
@@ -78,7 +79,6 @@ def video(
 
     Two regions: `... --style great_wave@ff0000 --style the_scream@0000ff --mask regions.png`
     """
-    from retable.platform.execute.session import ray_cluster
     from retable.tasks.style.tools.video.steady import Flicker, stylise_stream
     from retable.tasks.style.tools.video.video import stylise_video
 
@@ -106,10 +106,8 @@ def video(
         )
     speed = written.frames / max(written.seconds, 1e-9)
     console.print(f"{target}: {written.frames} frames in {clock(written.seconds)}, {speed:.1f} frames/s", markup=False)
-    for note in written.notes:
-        console.print(f"{source}: {note}", markup=False)
-    for line in flicker_lines({name: meter.result() for name, meter in meters.items()}, steady):
-        console.print(line, markup=False)
+    print_lines(written.notes, f"{source}: ")
+    print_lines(flicker_lines({name: meter.result() for name, meter in meters.items()}, steady))
 
 
 @dataclass(frozen=True)

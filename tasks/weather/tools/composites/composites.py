@@ -1,26 +1,28 @@
-"""Real rain composites as rain rates on pixels of about 2 km; `published` knows the layouts of their providers.
+"""Real rain composites, one and a folder of them; `published` knows the layouts of their providers.
 
-Reflectivity becomes a rate by the file's relation, else the product's; an accumulation by its own minutes. Pixels finer
-than the layout's are averaged, those of equal angle resampled.
+Rain rates are on pixels of about 2 km. Reflectivity becomes a rate by the file's relation, else the product's; an
+accumulation by its own minutes. Pixels finer than the layout's are averaged, those of equal angle resampled.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
+from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.tools.composites import published
-from retable.tasks.weather.tools.composites.published import Grid, Quantity, Relation
+from retable.tasks.weather.tools.composites.opening import form_of
+from retable.tasks.weather.tools.composites.published import PRODUCTS, SUFFIXES, Grid, Quantity, Relation
 from retable.tasks.weather.tools.composites.resample import PIXEL, coarse
+from retable.tasks.weather.w4c import layout
 
-Array = npt.NDArray[Any]
-
-PRODUCTS = published.PRODUCTS
-SUFFIXES = published.SUFFIXES
+STEP = timedelta(minutes=layout.STEP)
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,108 @@ def describe(path: Path) -> Composite:
     grid = replace(found.grid, shape=shape, pixel=pixel)
     about = (found.quantity, found.minutes, found.relation)
     return Composite(path, found.product, found.time, grid, *about, finer, found.resampled)
+
+
+def candidates(source: Path) -> list[Path]:
+    """Return the files below a folder that may be composites: by their content, or by their names."""
+    found = (path for path in sorted(source.rglob("*")) if path.is_file())
+    visible = (path for path in found if not any(part.startswith(".") for part in path.relative_to(source).parts))
+    return [path for path in visible if path.name.lower().endswith(SUFFIXES) or form_of(path)]
+
+
+def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composite], list[str]]:
+    """Return the composites below a folder in order of time, all of one kind and grid, and a line on each other file.
+
+    `relation` replaces that of reflectivity.
+
+    Raises:
+        UserError: where there are none, or none can be read.
+
+    """
+    paths = candidates(source)
+    if not paths:
+        raise UserError(f"{source}: no composites ({', '.join(SUFFIXES)}); give a folder of them")
+    composites, skipped = [], []
+    for path in paths:
+        try:
+            found = describe(path)
+            composites.append(replace(found, relation=found.relation and (relation or found.relation)))
+        except UserError as error:
+            skipped.append(str(error))
+    if not composites:
+        raise UserError(skipped[0])
+    kinds = Counter(kind(composite) for composite in composites)
+    wanted = max(kinds, key=lambda each: (kinds[each], each[1] == "rate"))
+    first = next(composite for composite in composites if kind(composite) == wanted)
+    kept: dict[datetime, Composite] = {}
+    for composite in composites:
+        if kind(composite) != wanted:
+            skipped.append(f"{composite.path}: {_kind_text(composite)}; most are {_kind_text(first)}")
+        elif composite.time in kept:
+            skipped.append(f"{composite.path}: same time as {kept[composite.time].path.name}, {composite.time}")
+        else:
+            kept[composite.time] = composite
+    return [kept[time] for time in sorted(kept)], skipped
+
+
+def kind(composite: Composite) -> tuple[Any, ...]:
+    """Return what composites of one data set have in common; grids to a few metres, as services round them anew."""
+    grid = composite.grid
+    pixel = None if grid.pixel is None else round(grid.pixel, 1)
+    corner = None if grid.corner is None else tuple(round(place, -2) for place in grid.corner)
+    place = (grid.shape, pixel, grid.projdef, corner)
+    return composite.product, composite.quantity, place, composite.minutes, composite.relation
+
+
+def _kind_text(composite: Composite) -> str:
+    (height, width), corner = composite.grid.shape, composite.grid.corner
+    place = "" if corner is None else f" from {corner[0]:.0f}, {corner[1]:.0f} m"
+    return f"{PRODUCTS[composite.product].title}: {quantity_text(composite)}, {height} x {width} pixels{place}"
+
+
+def quantity_text(composite: Composite) -> str:
+    """Say what a composite's numbers are, with the interval or relation by which they become rain rates."""
+    if composite.relation:
+        return f"{composite.quantity} (Z = {composite.relation[0]:g} R^{composite.relation[1]:g})"
+    return f"{composite.quantity}{f' of {composite.minutes:g} minutes' if composite.minutes else ''}"
+
+
+def stretches(
+    composites: Sequence[Composite], shortest: int = 1, tolerance: timedelta = timedelta(0)
+) -> tuple[list[list[Composite]], list[Composite]]:
+    """Return the runs of 15-minute steps within a year, of `shortest` frames or more, and the composites in none.
+
+    Steps need not begin at a full quarter of an hour: of the phases that do not, the one with most frames in runs is
+    taken, the first of equals. With a `tolerance` each step is the composite nearest to a quarter of an hour, and its
+    time is then the quarter's.
+    """
+    best: list[list[Composite]] = []
+    for steps in phases(composites, tolerance):
+        runs = [[steps[0]]]
+        for before, after in pairwise(steps):
+            if after.time - before.time == STEP and after.time.year == before.time.year:
+                runs[-1].append(after)
+            else:
+                runs.append([after])
+        best = max(best, [run for run in runs if len(run) >= shortest], key=lambda found: sum(map(len, found)))
+    used = {composite.path for run in best for composite in run}
+    return best, [composite for composite in composites if composite.path not in used]
+
+
+def phases(composites: Sequence[Composite], tolerance: timedelta) -> Iterator[list[Composite]]:
+    """Yield composites that may be steps of 15 minutes: those of one phase of the quarter, or nearest to quarters."""
+    midnight = composites[0].time.replace(hour=0, minute=0, second=0, microsecond=0)
+    if not tolerance:
+        late = [(composite.time - midnight) % STEP for composite in composites]
+        for phase in dict.fromkeys(late):
+            yield [composite for composite, own in zip(composites, late, strict=True) if own == phase]
+        return
+    nearest: dict[datetime, Composite] = {}
+    for composite in composites:
+        quarter = midnight + (composite.time - midnight + STEP / 2) // STEP * STEP
+        miss = abs(composite.time - quarter)
+        if miss <= tolerance and (quarter not in nearest or miss < abs(nearest[quarter].time - quarter)):
+            nearest[quarter] = composite
+    if not nearest:
+        raise UserError(f"no composite is within {tolerance.total_seconds() / 60:g} minutes of a quarter of an hour")
+    yield [replace(nearest[quarter], time=quarter) for quarter in sorted(nearest)]

@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.tools.composites.opening import LARGEST, content
 from retable.tasks.weather.tools.composites.resample import PIXEL, EqualAngles, flatten, plane
-
-Array = npt.NDArray[Any]
 
 SUFFIXES = (".grib2", ".grb2", ".grib2.gz", ".grb2.gz")
 PRECIP_RATE = (209, 6, 1)

@@ -25,22 +25,19 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError, disk_errors
+from retable.platform.spec.arrays import Array
 from retable.platform.train.seeds import sequence
 from retable.tasks.weather.tools.composites import seviri
-from retable.tasks.weather.tools.composites.archive import stretches, survey
-from retable.tasks.weather.tools.composites.composites import PRODUCTS, Composite
-from retable.tasks.weather.tools.composites.published import Relation
+from retable.tasks.weather.tools.composites.composites import Composite, stretches, survey
+from retable.tasks.weather.tools.composites.published import PRODUCTS, Relation
 from retable.tasks.weather.tools.composites.resample import PIXEL
 from retable.tasks.weather.tools.composites.splits import FEWEST, Cut, Place, cut, slots
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.layout import SIMULATION, VERSION
 from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGHEST_RATE, MASKED, RAIN, classify
 from retable.tasks.weather.w4c.satellite import BEFORE, observe
-
-Array = npt.NDArray[Any]
 
 COVERED = 0.8
 """Share of a target's pixels that radar must see, over all frames of whole sequences."""

@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 import pyproj
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.tools.composites import grib
 from retable.tasks.weather.tools.composites.opening import LARGEST, content, form_of, hdf5
 from retable.tasks.weather.tools.composites.resample import PIXEL, plane
@@ -31,7 +31,6 @@ from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.frames import check_filters
 from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MISSING, UNDETECTED
 
-Array = npt.NDArray[Any]
 Quantity = Literal["rate", "accumulation", "reflectivity"]
 Relation = tuple[float, float]
 """a and b of Z = a R^b."""
@@ -457,7 +456,7 @@ def _told(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = words(error) or type(error).__name__
         raise UserError(f"{path}: not a readable composite ({reason}); download it again or remove it") from error
 
 

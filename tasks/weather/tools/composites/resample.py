@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyproj
 
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
-
-Array = npt.NDArray[Any]
 
 PIXEL = 2000.0
 """Width of the layout's rain pixels in metres."""

@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pyproj import CRS, Transformer
 
+from retable.platform.console import quiet
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.preprocess import CHANNELS
-
-Array = npt.NDArray[Any]
 
 PATTERN = "*-SEVI-MSG15-*.nat"
 STEP = timedelta(minutes=layout.STEP)
@@ -107,8 +106,7 @@ def _describe(path: Path) -> Scan:
     with _quiet(path):
         scene = _scene(path)
         scene.load(list(CHANNELS))  # names them; what is in them is read when it is asked for
-        lacking = [name for name in CHANNELS if name not in scene]
-        if lacking:
+        if lacking := [name for name in CHANNELS if name not in scene]:
             raise UserError(f"{path}: has no {', '.join(lacking)}; order all channels, and not HRV alone")
         area = scene[CHANNELS[0]].attrs["area"]
         return Scan(path, scene.start_time.replace(tzinfo=None), (area.shape, tuple(area.area_extent)))
@@ -213,12 +211,8 @@ def _satpy(path: Path) -> Any:
 @contextmanager
 def _quiet(path: Path) -> Iterator[None]:
     """Let no warning or log of satpy's pass, and make its errors a line: it raises what its parts happen to."""
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with quiet(LOGGERS, logging.CRITICAL), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except UserError:
@@ -226,9 +220,6 @@ def _quiet(path: Path) -> Iterator[None]:
     except Exception as error:
         said = str(error).splitlines() or [type(error).__name__]
         raise UserError(f"{path}: satpy cannot read it ({said[0]}); remove it or get it again") from error
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def scan_of(scans: Mapping[datetime, Path], time: datetime, tolerance: timedelta) -> Path | None:

@@ -27,9 +27,9 @@ from retable.platform.store import provenance, weights
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import Config, View
-from retable.tasks.weather.data import sequences
 from retable.tasks.weather.model import convert_reference
-from retable.tasks.weather.predict import evaluate, forecast_windows, load, shards, summarise, validated
+from retable.tasks.weather.predict import evaluate, load, validated
+from retable.tasks.weather.tools.forecasts.exchange import summaries_of
 from retable.tasks.weather.w4c.prepare import prepare
 
 LIST = "rows.csv"
@@ -123,10 +123,7 @@ def validation_scores(config: Config, state: Mapping[str, Tensor], source: Sourc
     if config.train_on == "training_and_validation":
         return {}
     view, model = View(split="validation"), load(config, state, int(source.info["size"]))
-    summaries = {}
-    for shard in shards(config, view, source):
-        steps = {"probability": forecast_windows(model, config, source, sequences(source, config, shard))}
-        summaries[shard] = summarise(config, view, steps, source, shard)
+    summaries = summaries_of(config, source, model, [view])
     found = evaluate(config, view, summaries, source)
     return {f"validation_{name}": found[name] for name in ("iou", *(f"iou/{place}" for place in validated(summaries)))}
 

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Drawing
 
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather import metrics
 from retable.tasks.weather.figures import COLOURS, GREY
 from retable.tasks.weather.metrics import MINUTES
 from retable.tasks.weather.w4c.preprocess import MASKED
-
-Array = npt.NDArray[Any]
 
 LEAST_RAIN = 0.005
 """Share of rainy pixels, in the radar, from which on a sequence can be a case: of less, a score is luck."""

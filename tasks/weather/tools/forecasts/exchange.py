@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform import api
 from retable.platform.config import override, parse_set
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import Source, data_folder
 from retable.platform.store import weights
@@ -36,8 +35,6 @@ from retable.tasks.weather.tools.forecasts import netcdf
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import caution, check_simulation, describe
 
-Array = npt.NDArray[Any]
-
 SIZE = 252
 """Pixels across the competition's images: what others' weights were trained on."""
 
@@ -51,6 +48,11 @@ class Opened:
     """The run's, with the regions and years that are read: perhaps others than it was trained on."""
     view: View
     source: Source
+
+    def model(self) -> Forecaster:
+        """Return the run's forecaster at the epoch that is read."""
+        weights, size = self.run.weights(self.view.epoch), int(self.source.info["size"])
+        return load(self.run.config, weights, size, self.view.motion)
 
 
 def opened(
@@ -141,9 +143,7 @@ def official_forecasts(
         UserError: where the data set has no such inputs, or the runs are of different data.
     """
     first = members[0]
-    for name in ("data", "regions", "inputs", "forecast"):
-        if any(getattr(m.config, name) != getattr(first.config, name) for m in members):
-            raise UserError(f"submit: the runs differ in {name}; choose runs that forecast the same sequences")
+    check_alike("submit", members, ("data", "regions", "inputs", "forecast"))
     config, source, view = first.config, first.source, first.view
     index = Index.read(source.folder, source.info, config.holdout)
     lengths = (config.inputs, config.forecast)
@@ -151,7 +151,7 @@ def official_forecasts(
     if not found:
         raise UserError(f"{source.folder}: no {view.split} inputs; a submission needs the organisers' files")
     asked = {shard: windows for shard, windows in found.items() if not wanted or place_of(shard) in wanted}
-    models = [load(m.run.config, m.run.weights(m.view.epoch), int(source.info["size"]), m.view.motion) for m in members]
+    models = [m.model() for m in members]
     chosen = [thresholds_of(list(asked), m.view, tuned_on(m, model)) for m, model in zip(members, models, strict=True)]
     for shard, windows in asked.items():
         forecasts = (
@@ -160,6 +160,17 @@ def official_forecasts(
         )
         votes = np.asarray(sum(forecast.astype(np.uint8) for forecast in forecasts))
         yield *place_of(shard), np.where(2 * votes >= len(members), STEPS, 0).astype(np.uint8)
+
+
+def check_alike(command: str, runs: Sequence[Opened], fields: Sequence[str]) -> None:
+    """Refuse runs that differ in some fields of their configs.
+
+    Raises:
+        UserError: naming the first such field.
+    """
+    for name in fields:
+        if len({getattr(run.config, name) for run in runs}) > 1:
+            raise UserError(f"{command}: the runs differ in {name}; choose runs that forecast the same sequences")
 
 
 def place_of(shard: str) -> tuple[int, str]:
@@ -172,16 +183,18 @@ def tuned_on(what: Opened, model: Forecaster) -> dict[str, Array]:
     """Return the histograms of the validation shards that a threshold is tuned on; nothing where it is a number."""
     if isinstance(what.view.threshold, float):
         return {}
-    return validated(summaries_of(what, model, [replace(what.view, split="validation")]))
+    return validated(summaries_of(what.config, what.source, model, [replace(what.view, split="validation")]))
 
 
-def summaries_of(what: Opened, model: Forecaster, views: Sequence[View]) -> dict[str, dict[str, Array]]:
+def summaries_of(
+    config: Config, source: Source, model: Forecaster, views: Sequence[View]
+) -> dict[str, dict[str, Array]]:
     """Forecast the shards of some views, and return what their scores are computed from."""
     found = {}
-    for shard in (shard for view in views for shard in shards(what.config, view, what.source)):
-        windows = sequences(what.source, what.config, shard)
-        steps = {"probability": forecast_windows(model, what.config, what.source, windows)}
-        found[shard] = summarise(what.config, what.view, steps, what.source, shard)
+    for view in views:
+        for shard in shards(config, view, source):
+            steps = {"probability": forecast_windows(model, config, source, sequences(source, config, shard))}
+            found[shard] = summarise(config, view, steps, source, shard)
     return found
 
 
@@ -193,7 +206,7 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
     config, source = what.config, what.source
     out.mkdir(parents=True, exist_ok=True)
     index = Index.read(source.folder, source.info, config.holdout)
-    model = load(what.run.config, what.run.weights(what.view.epoch), int(source.info["size"]), what.view.motion)
+    model = what.model()
     made_by = f"retable run {what.run.fingerprint}, epoch {what.view.epoch}"
     attributes = {"source": made_by, "data": str(source.info["name"]), "data_description": describe(source.info)}
     attributes |= {"comment": warning} if (warning := caution(source.info)) else {}
@@ -215,8 +228,8 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
 
 def score(what: Opened) -> dict[str, float]:
     """Return the scores of a run on its view's split of the regions and years that are read; see `metrics.scores`."""
-    model = load(what.run.config, what.run.weights(what.view.epoch), int(what.source.info["size"]), what.view.motion)
-    return evaluate(what.config, what.view, summaries_of(what, model, reads(what.view)), what.source)
+    summaries = summaries_of(what.config, what.source, what.model(), reads(what.view))
+    return evaluate(what.config, what.view, summaries, what.source)
 
 
 def take_over(file: Path, storage: Storage, changes: list[str]) -> str:

@@ -8,13 +8,11 @@ from typing import Any
 
 import h5netcdf
 import numpy as np
-import numpy.typing as npt
 import pyproj
 
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import MINUTES
-
-Array = npt.NDArray[Any]
 
 PIXEL = 2000.0
 """Width of the competition's pixels, metres."""

@@ -18,17 +18,15 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.weather.config import CORE_REGIONS, TRANSFER_REGIONS
 from retable.tasks.weather.metrics import cut
-
-Array = npt.NDArray[Any]
 
 CORE = tuple((year, region) for year in (2019, 2020) for region in CORE_REGIONS)
 """What the core challenge asks for: 14 files."""
@@ -88,28 +86,6 @@ def packed(steps: Array, threshold: float, channel: bool) -> bytes:
         for sequence, forecast in enumerate(steps):
             data[sequence] = (forecast >= cut(threshold)).reshape(shape[1:])
     return buffer.getvalue()
-
-
-def read(path: Path) -> Iterator[tuple[int, str, Array]]:
-    """Yield year, region and forecast, bool (n, L, S, S), in order of name.
-
-    Raises:
-        UserError: where there is no zip, or one of its files is not of this format.
-
-    """
-    with opened(path) as archive:
-        found, reasons = members(archive)
-        if reasons:
-            raise UserError(f"{path}: {reasons[0]}")
-        for (year, region), entry in sorted(found.items()):
-            with dataset(archive, entry) as data:
-                if reasons := defects(data):
-                    raise UserError(f"{path}: {entry.filename}: {reasons[0]}")
-                shape = (data.shape[0], *data.shape[-3:])
-                rain = np.empty(shape, bool)
-                for sequence in range(len(rain)):
-                    rain[sequence] = data[sequence].reshape(shape[1:])
-            yield year, region, rain
 
 
 def check(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from retable.platform.errors import UserError
+from retable.platform.console import Show
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
@@ -19,16 +19,12 @@ from retable.tasks.weather.data import sequences
 from retable.tasks.weather.figures import draw_scores
 from retable.tasks.weather.metrics import MINUTES
 from retable.tasks.weather.model import Forecaster
-from retable.tasks.weather.predict import events, forecast_windows, load, reads, shards, thresholds
+from retable.tasks.weather.predict import events, forecast_windows, reads, shards, thresholds
 from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, agreement, cases, draw_agreement, draw_cases
-from retable.tasks.weather.tools.forecasts.exchange import Opened
+from retable.tasks.weather.tools.forecasts.exchange import Opened, check_alike
 from retable.tasks.weather.verification import SCORES, Band, Verification
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import caution, describe
-
-Array = npt.NDArray[Any]
-Show = Callable[[int, int], None]
-"""Is told how many of how many are done."""
 
 SAME = ("data", "regions", "years", "inputs", "forecast", "holdout", "rain_threshold")
 """What runs must have in common to forecast the same sequences."""
@@ -45,11 +41,8 @@ def verify(runs: Sequence[Opened], out: Path, show: Show) -> Path:
         UserError: where runs forecast different sequences, or there are none.
     """
     first = runs[0]
-    for name in SAME:
-        if len({getattr(run.config, name) for run in runs}) > 1:
-            raise UserError(f"verify: the runs differ in {name}; choose runs that forecast the same sequences")
-    size = int(first.source.info["size"])
-    models = [load(run.run.config, run.run.weights(run.view.epoch), size, run.view.motion) for run in runs]
+    check_alike("verify", runs, SAME)
+    models = [run.model() for run in runs]
     votes = np.zeros((len(runs) + 1, 2), np.int64)
     found: list[dict[str, dict[str, Array]]] = [{} for _ in runs]
     wanted = [shard for view in reversed(reads(first.view)) for shard in shards(first.config, view, first.source)]
