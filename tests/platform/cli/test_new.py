@@ -146,4 +146,4 @@ def test_what_is_written_is_tidy_passes_its_test_and_fills_its_table(table, tmp_
     assert "failed" not in said
     storage = Storage.open(tmp_path / "results")
     (filled,) = storage.list("tables")
-    assert filled == "fifth-table1-smoke.json" and storage.read_json(f"tables/{filled}")
+    assert filled == "fifth-table1-quick.json" and storage.read_json(f"tables/{filled}")
