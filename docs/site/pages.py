@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 
 LOG = logging.getLogger("mkdocs.hooks.pages")
@@ -17,6 +18,7 @@ ROOT = DOCS.parent
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
+@event_priority(100)  # before mkdocstrings looks for the folder
 def on_config(config: Any) -> Any:
     """Mirror the platform as a regular package: mkdocstrings reads no namespace package inside another package."""
     package = ROOT / "build" / "api" / "retable" / "platform"
