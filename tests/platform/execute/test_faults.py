@@ -358,7 +358,7 @@ def test_a_storage_is_away_for_half_a_minute(tmp_path, record, state):
         client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1", **keys)
         client.create_bucket(Bucket="away")
         options = f"endpoint_override=127.0.0.1:{door.port}&scheme=http&region=us-east-1"
-        storage = f"s3://testing:testing@away/{state}?{options}"
+        storage = f"s3://testing:testing@away/{state.replace(' ', '-')}?{options}"
         epochs = 6
         folder = run_of(storage, epochs=epochs, pause=0.1)
         process = driver(TRAIN % (epochs, 1), storage)
@@ -392,7 +392,7 @@ def test_a_training_whose_process_dies_again_and_again_at_one_step_fails_in_a_li
 
 def test_the_head_is_lost_and_started_again(tmp_path, record):
     record["fault"] = "head lost, and the cluster and the command started again"
-    storage, epochs = str(tmp_path / "headless"), 8
+    storage, epochs = str(tmp_path / "headless"), 120  # a minute and a half: trials outlive their head by a minute
     folder = run_of(storage, epochs=epochs, pause=0.1)
     first_cluster = Nodes()
     try:

@@ -116,7 +116,7 @@ def test_what_is_told_to_end_writes_a_checkpoint_and_goes_on_from_it(tmp_path, r
 @pytest.mark.slow
 def test_a_real_training_that_is_killed_by_sigterm_goes_on_where_it_was(tmp_path, record):
     record["fault"] = "SIGTERM to a training of weather"
-    code = "retable.train('weather', {'epochs': 1, 'steps': 300}, storage=storage)"
+    code = "retable.train('weather', {'epochs': 1, 'steps': 300}, scale='smoke', storage=storage)"
     ends(driver(code, str(tmp_path / "plain")))
     process = driver(code, str(tmp_path / "killed"))
     task = find("weather")
