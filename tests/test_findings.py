@@ -28,6 +28,10 @@ def test_each_number_is_the_one_of_its_cell(task, shipped):
     assert any(isinstance(piece, Cited) for piece in findings(task))
 
 
+def test_a_report_may_show_a_task_that_is_not_installed():
+    assert findings("of_another_lab") == []
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_two_or_three_sentences(task):
     assert 2 <= as_text(findings(task)).count(". ") + 1 <= 3

@@ -209,8 +209,8 @@ class Scheduler:
     def wait_for_data(self) -> None:
         """Wait for datasets while nothing else can start or end: Tune would sleep for a second at a time."""
         while self.loading and not (self.ready or self.running or self.held_by_others or self.launch.resources.late):
-            if self.datasets.poll(1.0):
-                self.release_ready()
+            self.datasets.poll(1.0)
+            self.release_ready()
 
     def stop(self) -> None:
         """Drop every trial that has not started."""

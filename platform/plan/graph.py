@@ -38,10 +38,10 @@ def build(plan: Plan) -> dict[str, Node]:
         Node(f"measure {timing.path}", "measure", f"{timing.row.label} ({name_of(timing, shared)})")
         for timing in plan.unmeasured
     ]
-    nodes = {
-        n.key: n for n in (*train_nodes(plan.missing, plan.storage, shared), *evaluation_nodes(plan), *measurements)
-    }
-    return {key: replace(node, needs=node.needs & nodes.keys()) for key, node in nodes.items()}
+    trainings = train_nodes(plan.missing, plan.storage, shared)
+    nodes = {node.key: node for node in (*trainings, *evaluation_nodes(plan), *measurements)}
+    order = TopologicalSorter({key: node.needs & nodes.keys() for key, node in nodes.items()}).static_order()
+    return {key: replace(nodes[key], needs=nodes[key].needs & nodes.keys()) for key in order}
 
 
 def train_key(path: str) -> str:
@@ -55,22 +55,25 @@ def data_key(training: Training) -> str:
 
 
 def train_nodes(trainings: Iterable[Training], storage: Storage, shared: Shared) -> Iterator[Node]:
-    """Yield the nodes of trainings and of their datasets.
+    """Yield the nodes of trainings, in their order, and of their datasets.
 
-    A dataset is loaded for its first training: not before that training's parent has ended.
+    A dataset is loaded for the first wave that reads it: not before the parent of such a training has ended.
     """
-    ordered = sorted(trainings, key=lambda training: training.wave)
-    keys, seen = {train_key(each.folder.path) for each in ordered}, set()
-    for each in ordered:
+    trainings = list(trainings)
+    keys = {train_key(each.folder.path) for each in trainings}
+    parents: dict[str, frozenset[str]] = {}
+    readers: dict[str, Training] = {}
+    for each in trainings:
         ancestor = parent(each.config)
         before = "" if ancestor is None else train_key(RunFolder.of(storage, each.task, ancestor).path)
-        parents = {before} & keys
-        data = data_key(each)
-        if data not in seen:
-            seen.add(data)
-            yield Node(data, "data", data.removeprefix("data "), frozenset(parents))
-        cost = each.task.cost(each.config)
-        yield Node(train_key(each.folder.path), "train", name_of(each, shared), frozenset(parents | {data}), cost)
+        parents[each.folder.path] = frozenset({before} & keys)
+        first = readers.setdefault(data_key(each), each)
+        readers[data_key(each)] = min(first, each, key=lambda training: training.wave)
+    for data, reader in readers.items():
+        yield Node(data, "data", data.removeprefix("data "), parents[reader.folder.path])
+    for each in trainings:
+        path, cost = each.folder.path, each.task.cost(each.config)
+        yield Node(train_key(path), "train", name_of(each, shared), parents[path] | {data_key(each)}, cost)
 
 
 def evaluation_nodes(plan: Plan) -> Iterator[Node]:
@@ -145,7 +148,7 @@ class Order:
 
 
 def critical_path(graph: Mapping[str, Node]) -> list[Node]:
-    """Return the chain of nodes that takes longest: no number of machines is faster."""
+    """Return the chain of nodes that takes longest, of a graph in `build`'s order: no number of machines is faster."""
     best: dict[str, tuple[float, str]] = {}  # key -> seconds until it ends, and the node before it
     for key, node in graph.items():
         before = max(node.needs, key=lambda need: best[need][0], default="")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from retable.platform.report.render import number
 from retable.platform.report.results import FilledTable
-from retable.platform.spec.task import folder
+from retable.platform.spec.task import folder, names
 
 CITED = re.compile(r"\[([^\]]+)\]\(<([^|>]+) \| ([^|>]+) \| ([^>]+)>\)")
 
@@ -27,9 +27,8 @@ class Cited:
 
 
 def findings(task: str) -> list[str | Cited]:
-    """Return a task's findings as text and cited numbers, in order; nothing where it has none."""
-    file = folder(task) / "results" / "findings.md"
-    if not file.is_file():
+    """Return a task's findings as text and cited numbers, in order; nothing where it has none, or is not installed."""
+    if task not in names() or not (file := folder(task) / "results" / "findings.md").is_file():
         return []
     pieces = CITED.split(" ".join(file.read_text().split()))  # text, the four groups of a number, text, ...
     found: list[str | Cited] = [pieces[0]]

@@ -1,6 +1,7 @@
 """The dependency graph of a plan: each node once, after its needs, never after a failed need; as text and DOT."""
 
 import re
+from dataclasses import replace
 from graphlib import CycleError
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retable.platform.cli import app as cli
-from retable.platform.plan.graph import Node, Order, as_dot, as_text, build, critical_path
+from retable.platform.plan.graph import Node, Order, as_dot, as_text, build, critical_path, train_key, train_nodes
 from retable.platform.spec.table import Combined, Measurement, Row
 from retable.tasks.halves.joins import mean
 from tests.platform.halves import ROWS, fill, planned
@@ -118,6 +119,25 @@ def test_the_graph_of_a_plan_has_each_piece_of_work_once(storage):
     for key, node in graph.items():
         assert node.needs <= seen
         seen.add(key)
+
+
+def test_trainings_that_may_start_keep_the_order_that_they_were_given_in(storage):
+    """A long plan begins with what decides a claim, though that starts from another run."""
+    fill(storage, *ROWS)
+    plan = planned(storage, Row(label="new", overrides={"rate": 0.7}, view={"limit": 0.1}), CHILD)
+    new, child = plan.missing
+    assert (new.wave, child.wave) == (0, 1)
+    order = Order(train_nodes([child, new], storage, {}))
+    (data,) = order.ready()
+    order.end(data.key)
+    assert [node.key for node in order.ready()] == [train_key(child.folder.path), train_key(new.folder.path)]
+
+
+def test_a_dataset_that_children_alone_read_is_loaded_after_a_parent(storage):
+    parent, child = sorted(planned(storage, CHILD).missing, key=lambda training: training.wave)
+    elsewhere = replace(child.task, dataset=replace(child.task.dataset, where=lambda config: "line/other"))
+    nodes = {n.key: n for n in train_nodes([replace(child, task=elsewhere), parent], storage, {})}
+    assert nodes["data line/other"].needs == {train_key(parent.folder.path)} and not nodes["data line/points"].needs
 
 
 def test_what_is_done_is_no_node(storage):
