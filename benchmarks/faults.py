@@ -1,4 +1,4 @@
-"""What goes wrong on clusters: whether the work ended as if nothing had happened, and what it cost.
+"""Faults of clusters: whether the work survived them unchanged, and their cost in steps, seconds and attempts.
 
 `python -m benchmarks faults` runs the tests and writes their figures into the table of `docs/reliability.md`.
 """

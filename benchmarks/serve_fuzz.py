@@ -37,7 +37,7 @@ BROKEN = 400
 
 @dataclass
 class Seen:
-    """What came back."""
+    """Counts of the answers."""
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: dict[str, str] = field(default_factory=dict)
@@ -97,7 +97,7 @@ def files(folder: Path) -> Iterator[Path]:
 
 
 def made_up(client: Client, minutes: float, seen: Seen) -> None:
-    """Let Schemathesis send to each endpoint, right and wrong, again and again with other seeds."""
+    """Send valid and invalid requests of Schemathesis to each endpoint, repeatedly, with other seeds."""
     import schemathesis
     from hypothesis import HealthCheck, Phase, given, seed, settings, strategies
     from hypothesis.errors import Unsatisfiable

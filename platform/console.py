@@ -60,7 +60,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @contextmanager
 def quiet(loggers: Iterable[str], level: int) -> Iterator[None]:
-    """Let some loggers say nothing below a level while the block runs."""
+    """Silence some loggers below a level inside the block."""
     known = [logging.getLogger(name) for name in loggers]
     before = [logger.level for logger in known]
     for logger in known:

@@ -102,7 +102,7 @@ def steps(where: Where) -> Iterator[Step]:
 
 
 def applies(where: Where, name: str, setting: str) -> bool:
-    """Say whether a setting is one of this network: only Swin has checkpointing, ViViT has no volumes."""
+    """Return whether a setting is one of this network: only Swin has checkpointing, ViViT has no volumes."""
     swin = name.startswith("swin")
     if where.tiny and swin:  # a second a step and more; the others run every setting
         return setting == "default" or (name not in SLOW and "checkpointing" in setting)
@@ -123,7 +123,7 @@ def size_of(where: Where, name: str, small: bool = False) -> int:
 
 
 class Shape:
-    """What a learner asks of data: sizes and names."""
+    """Sizes and names that a learner reads of its data."""
 
     def __init__(self, size: int) -> None:
         self.size, self.regions, self.positive_ratio = size, (REGION,), 2.0

@@ -1,4 +1,4 @@
-"""What there is, by name: tasks, tables, scales, commands and search spaces, as `list`, help and completion show it.
+"""Catalogue of tasks, tables, scales, commands and search spaces, for `list`, help and completion.
 
 To tell, the tasks' code is imported, which takes seconds; what it said is kept in the user's cache until a file of the
 code changes.
@@ -27,7 +27,7 @@ CACHE = "XDG_CACHE_HOME"
 
 
 class Catalogue(TypedDict):
-    """What there is, as plain data."""
+    """Tasks and search spaces as plain data."""
 
     tasks: dict[str, Record]
     """Name -> `about`, `tables`, `scales`, `help`, `commands`, `data`.

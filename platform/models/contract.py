@@ -1,4 +1,4 @@
-"""What a task offers so that its runs can be exported, selected, served and used for batch prediction.
+"""Contracts of a task whose runs are exported, selected, served and used for batch prediction.
 
     tasks/<name>/export.py   write_export, read_export; one_of, if a file of its zoo holds several models
     tasks/<name>/best.py     best, is_real

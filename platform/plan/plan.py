@@ -128,7 +128,7 @@ class Combining:
 
     @property
     def path(self) -> str:
-        """Where its scores lie."""
+        """Return the path of its scores."""
         return f"{self.place}/scores.json"
 
     @property

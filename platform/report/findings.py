@@ -1,4 +1,4 @@
-"""What was found in a paper, in sentences written by hand: `results/findings.md` of a task, beside its bundle.
+"""Findings: sentences about a paper, written by hand in `results/findings.md` of its task, beside the bundle.
 
 Each number links to its cell: `[0.144](<rl/table1 | SNIP 95 % | Actor>)`. A test compares the two.
 """

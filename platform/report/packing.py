@@ -238,7 +238,7 @@ class Packer:
         return new
 
     def _checked(self, path: str) -> bytes:
-        """Return what is packed of a file, which whoever unpacks it must be able to read."""
+        """Return the packed content of a file, checked as the one who unpacks it will check it."""
         data, kind = self.files[path](), kind_of(path)
         if kind is None:
             raise UserError(f"{self.storage}/{path}: its name cannot be packed; rename or remove it")

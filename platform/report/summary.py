@@ -1,4 +1,4 @@
-"""What a command that filled many tables says at its end: a line a paper, and how many claims have which verdict."""
+"""Summary of many filled tables: a line for each paper, and the number of claims by verdict."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def stored_key(function: Callable[..., object], name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Line:
-    """What every line of a table has."""
+    """Fields of every line of a table."""
 
     label: str
     published: Mapping[str, float] = field(default_factory=dict)
@@ -149,7 +149,7 @@ def claim(text: str, check: Callable[..., Verdict], *rest: object, ours: bool = 
 
 @dataclass(frozen=True, kw_only=True)
 class _Replicated:
-    """What a table and a figure have in common: rows, replicated over axes such as seeds and environments."""
+    """Fields of tables and figures: rows, replicated over axes such as seeds and environments."""
 
     title: str
     rows: Sequence[AnyRow]

@@ -88,7 +88,7 @@ class Learner(Protocol):
         """Update once; return each metric for every member, shape (members,)."""
 
     def state_dict(self) -> Sequence[State]:
-        """Return a state for each member: `weights` (named tensors), and whatever else resuming needs."""
+        """Return a state for each member: `weights` (named tensors), and all else that resuming needs."""
 
     def load_state_dict(self, states: Sequence[State]) -> None:
         """Continue from such states."""

@@ -275,7 +275,7 @@ def damaged(file: Path, why: str) -> UserError:
 
 @contextmanager
 def opened(file: Path) -> Iterator[Stream]:
-    """Open a bundle; whatever reading it raises is one line."""
+    """Open a bundle; turn any error of reading it into one line."""
     try:
         with open(file, "rb") as raw:
             yield Stream(file, raw)

@@ -1,4 +1,4 @@
-"""Where a number is from: commit, versions, machine, command."""
+"""Provenance of a number: commit, versions, machine, command."""
 
 from __future__ import annotations
 
