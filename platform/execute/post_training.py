@@ -22,7 +22,10 @@ class After:
 
     def submit(self, folder: RunFolder) -> None:
         """Start the predictions that a finished run makes possible; of one that diverged there are none."""
-        self.order.end(train_key(folder.path), failed="diverged" in (folder.result() or {}))
+        diverged = "diverged" in (folder.result() or {})
+        if not diverged:
+            self.scorer.expect(folder)
+        self.order.end(train_key(folder.path), failed=diverged)
         self._start()
 
     def _start(self) -> None:

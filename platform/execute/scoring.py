@@ -14,7 +14,7 @@ from retable.platform.config import Config, View
 from retable.platform.console import ProgressBoard, errors
 from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
 from retable.platform.execute.session import resource_of
-from retable.platform.plan.graph import Node, score_key
+from retable.platform.plan.graph import Node, predict_keys, score_key
 from retable.platform.plan.plan import Plan, device_slug, name_of
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.table import Measurement
@@ -40,10 +40,24 @@ class ScoringTasks:
         import ray
 
         self.scorings = {score_key(scoring): scoring for scoring in self.plan.unscored}
+        predictions = {f"predict {key}": prediction for key, prediction in self.plan.predictions.items()}
+        read = {key for each in self.plan.unscored for key in predict_keys(each, each.task.reads(each.view))}
+        items = self.scorings | {key: item for key, item in predictions.items() if key not in read}
+        self.weights = {key: item.task.view_cost(item.config, item.view) for key, item in items.items()}
+        """Keys of what the board counts: scorings, and predictions that are only joined."""
+        self.by_run: dict[str, list[str]] = {}
+        """Run path -> those of its keys that the board does not expect yet."""
+        for key, item in items.items():
+            self.by_run.setdefault(item.folder.path, []).append(key)
         self.board = ProgressBoard("evaluation", 0)
         # Made once: each new one would be pickled, sent to every node and read again there.
         self.predict: Any = ray.remote(max_retries=-1)(predict_one)
         self.score: Any = ray.remote(num_cpus=1, max_retries=DEATHS - 1)(score_one)
+
+    def expect(self, folder: RunFolder) -> None:
+        """Count the evaluations of a finished run on the board, once."""
+        for key in self.by_run.pop(folder.path, ()):
+            self.board.add(self.weights[key])
 
     def submit(self, node: Node) -> None:
         """Start the prediction or scoring of a node."""
@@ -56,12 +70,13 @@ class ScoringTasks:
             scoring = self.scorings[node.key]
             ref = self.score.remote(scoring.task.name, scoring.config, scoring.view, scoring.folder)
         self.pending[ref] = node
-        self.board.add(node.cost)
 
     def finish_task(self, ref: object) -> tuple[str, bool]:
         """Report a completed Ray task; return the key of its node, and whether it succeeded."""
-        node = self.pending.pop(ref)
-        return node.key, report_result(self.board, node.label, task_error(ref), node.cost)
+        node, failure = self.pending.pop(ref), task_error(ref)
+        if failure or node.key in self.weights:
+            report_result(self.board, node.label, failure, self.weights.get(node.key, 0.0))
+        return node.key, not failure
 
 
 WAIT = 30.0

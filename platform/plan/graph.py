@@ -84,11 +84,11 @@ def evaluation_nodes(plan: Plan) -> Iterator[Node]:
         yield Node(f"predict {key}", "predict", name_of_view(prediction, plan.shared), run, cost)
     predicted = {f"predict {key}" for key in plan.predictions}
     for scoring in plan.unscored:
-        reads = _predict_keys(scoring, scoring.task.reads(scoring.view))
+        reads = predict_keys(scoring, scoring.task.reads(scoring.view))
         yield Node(score_key(scoring), "score", name_of_view(scoring, plan.shared), frozenset(reads))
     for row in plan.uncombined:
         scores = {score_key(member) for member in row.members if not member.done}
-        reads = {key for member in row.members for key in _predict_keys(member, row.reads(member))}
+        reads = {key for member in row.members for key in predict_keys(member, row.reads(member))}
         yield Node(f"combine {row.path}", "combine", name_of_combining(row), frozenset(scores | reads & predicted))
 
 
@@ -97,7 +97,7 @@ def score_key(scoring: Scoring) -> str:
     return f"score {scoring.folder.path}/{view_key(scoring.view)}"
 
 
-def _predict_keys(scoring: Scoring, views: Iterable[View]) -> set[str]:
+def predict_keys(scoring: Scoring, views: Iterable[View]) -> set[str]:
     """Return the keys of predictions of some views of a run."""
     return {f"predict {scoring.folder.path}/{view_key(view)}" for view in views}
 

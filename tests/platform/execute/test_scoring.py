@@ -9,7 +9,7 @@ from retable.platform import api
 from retable.platform.cli import app as cli
 from retable.platform.errors import UserError
 from retable.platform.execute import scoring as stages
-from retable.platform.execute.scoring import predict_and_score, predict_one, score_weights, summaries
+from retable.platform.execute.scoring import ScoringTasks, predict_and_score, predict_one, score_weights, summaries
 from retable.platform.execute.trials import forget
 from retable.platform.plan.plan import compile_configs
 from retable.platform.report.describe import describe_run, last_tracebacks
@@ -194,3 +194,12 @@ def test_the_command_scores_a_run(storage, run):
     assert said.exit_code == 0, said.output
     expected = api.load(run.fingerprint, str(storage)).score({"limit": 0.5})
     assert all(f"{name}  {value:.6g}" in said.output for name, value in expected.items()) and expected
+
+
+def test_the_board_counts_scorings_and_no_prediction_that_one_reads(storage):
+    plan = planned(storage, *ROWS, Combined(label="both", of=("slow", "fast"), combine=mean, view={"tuned": True}))
+    scorer = ScoringTasks(plan)
+    (fast,) = {each.folder.path: each.folder for each in plan.unscored if each.config == Config()}.values()
+    for _ in range(2):
+        scorer.expect(fast)
+    assert scorer.board.total == 3, "two scorings, and a prediction of the validation split that is only joined"
