@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,21 +119,33 @@ def hangups() -> Iterator[queue.SimpleQueue[int]]:
     """Yield a queue into which each SIGHUP goes while the block runs, if one is needed.
 
     Raises:
-        KeyboardInterrupt: where the signal says that the terminal is gone.
+        KeyboardInterrupt: where the signal says that the terminal is gone; once, as kernel and shell both send one.
     """
     heard: queue.SimpleQueue[int] = queue.SimpleQueue()  # others may not be filled by a handler of signals
     attached = sys.stdin.isatty()
 
     def hear(number: int, frame: object) -> None:
-        if attached and not sys.stdin.isatty():
-            raise KeyboardInterrupt
-        heard.put(number)
+        nonlocal attached
+        if not attached or sys.stdin.isatty():
+            heard.put(number)
+            return
+        attached = False
+        _mute()
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGHUP, hear)
     try:
         yield heard
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def _mute() -> None:
+    """Send what would go to a terminal that is gone to nowhere: writing there fails, also while the server ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.isatty() and stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):  # a file or a pipe goes on
+            os.dup2(nowhere, stream.fileno())
 
 
 def renew(models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Swap) -> list[Model]:

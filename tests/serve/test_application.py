@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from retable.serve import application
 from retable.serve.deployments import subprocess_call
 from retable.serve.launch import address, choice, command, models
 from tests.serve import toys
+from tests.terminal import Terminal
 
 HERE = address.Address("127.0.0.1", 8000)
 TEMPLATE = Path(application.__file__).with_name("config.yaml")
@@ -216,11 +218,37 @@ def test_a_hangup_chooses_again_and_says_what_changed(served, storage, monkeypat
     assert "nothing has changed" in said.out
 
 
-def test_sighup_is_heard_again_and_again_and_a_lost_terminal_ends():
+def test_sighup_is_heard_again_and_again():
     with command.hangups() as heard:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGHUP)
         assert [heard.get(timeout=5) for _ in range(3)] == [signal.SIGHUP] * 3
+
+
+LOST = """
+import sys, time
+from pathlib import Path
+from retable.platform.console import console, errors
+from retable.serve.launch.command import hangups
+with hangups():
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        console.print("draining")
+        errors.print("a note")
+        time.sleep(1)
+        Path(sys.argv[1]).write_text("ended")
+"""
+
+
+def test_a_lost_terminal_ends_the_server_once_and_takes_no_more_output(tmp_path):
+    terminal = Terminal([sys.executable, "-c", LOST, str(tmp_path / "ended")])
+    terminal.read(until="ready")
+    terminal.close()  # the kernel sends one SIGHUP
+    time.sleep(0.5)
+    os.kill(terminal.pid, signal.SIGHUP)  # and the shell another
+    assert os.waitpid(terminal.pid, 0)[1] == 0 and (tmp_path / "ended").read_text() == "ended"
 
 
 def test_the_command_waits_for_hangups_while_ray_lives(monkeypatch):
