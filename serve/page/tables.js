@@ -9,9 +9,10 @@ const PROOF = "Smoke scale: it proves the path, and its numbers say nothing of t
 
 export async function tables(models) {
   const found = await (await ask("/v1/tables")).json();
+  const largest = found.filter(({ name }, at) => found.findIndex((each) => each.name === name) === at);
   const total = {};
-  for (const { claims } of found) for (const [status, count] of Object.entries(claims)) total[status] = (total[status] || 0) + count;
-  say($("filled"), `${found.length} tables and figures; claims: ${counted(total) || "none"}.`);
+  for (const { claims } of largest) for (const [status, count] of Object.entries(claims)) total[status] = (total[status] || 0) + count;
+  say($("filled"), `${largest.length} table${largest.length > 1 ? "s and figures" : ""}; claims: ${counted(total) || "none"}.`);
   const groups = Object.groupBy ? Object.groupBy(found, (each) => each.name.split("/")[0]) : grouped(found);
   $("parts").replaceChildren(...Object.entries(groups).flatMap(([task, parts]) =>
     [make("h3", {}, TASKS[task] || task), ...parts.map((part) => folded(part, models))]));
