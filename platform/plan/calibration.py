@@ -77,11 +77,10 @@ def _ratios(storage: Storage, task: Task, scale: str, least: float) -> Iterator[
         return
     device = device_name()
     costs = ((run, _cost(task, run)) for run in runs)
-    long = [(run, cost) for run, cost in costs if cost and cost >= least]
+    long = [(run, cost) for run, cost in costs if cost and cost >= least][:MOST]
     with ThreadPoolExecutor(READERS) as readers:
-        for seconds, (_, cost) in zip(readers.map(lambda of: _seconds(storage, task, of[0], device), long[:MOST]), long):
-            if seconds:
-                yield seconds / cost
+        taken = readers.map(lambda of: _seconds(storage, task, of[0], device), long)
+        yield from (seconds / cost for seconds, (_, cost) in zip(taken, long, strict=True) if seconds)
 
 
 def _cost(task: Task, run: Run) -> float | None:
