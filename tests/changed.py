@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = "tests/platform/test_levels.py"
 
 
-def changed(base: str, root: Path = ROOT) -> list[str]:
+def changed(base: str, root: Path | None = None) -> list[str]:
     """Return the files that differ from the merge base with a branch, and those that git does not know.
 
     Where there is no such branch, as in a clone of another one, it is that of `origin`.
@@ -25,7 +25,9 @@ def changed(base: str, root: Path = ROOT) -> list[str]:
     """
 
     def git(*words: str) -> list[str]:
-        return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.splitlines()
+        return subprocess.run(
+            ["git", *words], cwd=root or ROOT, check=True, capture_output=True, text=True
+        ).stdout.splitlines()
 
     known = git("for-each-ref", "--format=%(refname:short)")
     found = next((name for name in (base, f"origin/{base}") if name in known), base)
