@@ -490,9 +490,17 @@ def drop_missing_members(row: Combined, rows: Sequence[AnyRow]) -> Combined:
 
 
 def expand(table: AnyTable, row: Row | Measurement, default: OwnConfig, default_view: OwnView) -> list[Replicate]:
-    """Return every replicate of a row, not yet run. An axis that the row itself sets is not replicated."""
+    """Return every replicate of a row, not yet run. An axis that the row itself sets is not replicated.
+
+    Raises:
+        UserError: on a value that the config refuses; it names the row where the row sets it.
+    """
     if row.overrides is None:
         return []
+    try:
+        wanted = override(default, row.overrides)
+    except UserError as error:
+        raise UserError(f"row {row.label!r}: {error}") from error
     view_overrides = row.view if isinstance(row, Row) else None
     own = {*row.overrides, *(f"view.{path}" for path in view_overrides or ())}
     axes = {path: values for path, values in table.over.items() if path not in own}
@@ -500,7 +508,7 @@ def expand(table: AnyTable, row: Row | Measurement, default: OwnConfig, default_
         axes = {path: values for path, values in axes.items() if not path.startswith("view.")}
     scaled = {} if isinstance(row, Measurement) else table.overrides
     user, user_view = split_view(table.changes)
-    base = override_lineage(override(default, row.overrides), scaled)
+    base = override_lineage(wanted, scaled)
     views: dict[object, OwnView] = {}
     fixed = {path: value for path, value in row.overrides.items() if path in table.over}
     fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}

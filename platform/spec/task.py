@@ -301,8 +301,16 @@ def folder(name: str) -> Path:
 
     places = [Path(place, name) for place in retable.tasks.__path__ if Path(place, name, "__init__.py").exists()]
     if not places:
-        raise UserError(f"no task {name!r}{nearest(name, names())}")
+        raise UserError(_unknown(name))
     return places[0]
+
+
+def _unknown(name: str) -> str:
+    """Return that there is no such task; where `retable new` has written one here, how it is found."""
+    place = Path("papers", name)
+    if (place / "__init__.py").is_file():
+        return f"no task {name!r} yet; {place} is found after: export RETABLE_TASKS=$PWD/{place.parent}"
+    return f"no task {name!r}{nearest(name, names())}"
 
 
 def has_commands(name: str) -> bool:
@@ -317,7 +325,7 @@ def find(name: str) -> Task:
         UserError: if there is none of that name, or what it needs is not installed (`extras.Missing`).
     """
     if name not in names():
-        raise UserError(f"no task {name!r}{nearest(name, names())}")
+        raise UserError(_unknown(name))
     extras.check(name)
     return cast(Task, importlib.import_module(f"retable.tasks.{name}").TASK)
 

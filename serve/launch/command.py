@@ -187,7 +187,7 @@ def serving(
 
     Raises:
         UserError: where Ray does not start, the machine is too small, or a deployment does not come up.
-        SystemExit: where Ray has ended meanwhile.
+        SystemExit: where Ray has ended meanwhile, or a signal came before the server was open.
     """
     from ray import serve
 
@@ -196,7 +196,7 @@ def serving(
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     interrupt = Interrupt() if threading.current_thread() is threading.main_thread() else None
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM) if interrupt}
-    name = ""
+    name, began = "", False
     try:
         start_ray(nested=False, interrupt=interrupt)
         address = join(address)
@@ -212,8 +212,11 @@ def serving(
         swap = partial(deploy, address, arguments, storage, scaling)
         swap(models)
         show(models, address)
+        began = True
         yield swap
     except KeyboardInterrupt:
+        if not began:
+            raise SystemExit(128 + ((interrupt and interrupt.received) or signal.SIGINT)) from None
         console.print("draining: what was begun is answered")
     finally:
         leave(name)

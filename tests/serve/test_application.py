@@ -225,6 +225,14 @@ def test_sighup_is_heard_again_and_again():
         assert [heard.get(timeout=5) for _ in range(3)] == [signal.SIGHUP] * 3
 
 
+@pytest.mark.parametrize(("received", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_before_the_server_is_open_ends_it_without_a_traceback(served, storage, monkeypatch, received, status):
+    monkeypatch.setattr(command, "start_ray", lambda interrupt, **options: interrupt(received, None))
+    with pytest.raises(SystemExit) as ended, command.serving(served, storage, HERE):
+        raise AssertionError("it was never open")
+    assert ended.value.code == status
+
+
 LOST = """
 import sys, time
 from pathlib import Path

@@ -195,6 +195,13 @@ RESULTS = Results(
 )
 
 
+def test_a_value_that_a_row_sets_and_the_config_refuses_names_the_row():
+    _, table = find_table("line/table1")
+    row = replace(table.rows[0], label="as printed here", overrides={"rate": "much"})
+    with pytest.raises(UserError, match="row 'as printed here': rate: "):
+        expand(replace(table, rows=[row]), row, Config(), View())
+
+
 def test_results_are_selected_by_their_axes():
     assert [r.metrics["a"] for r in RESULTS.select("r")] == [1, 2, 3]
     assert [r.metrics["a"] for r in RESULTS.select("r", seed=0)] == [1, 2]
