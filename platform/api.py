@@ -249,6 +249,7 @@ def pack(
     storage: Where = STORAGE,
     weights: bool = False,
     resume: bool = False,
+    rows: Sequence[str] | str = (),
 ) -> packing.Packed:
     """Pack the finished runs, combinations and measurements that fill tables into one file, without weights.
 
@@ -260,12 +261,16 @@ def pack(
         storage: where the runs lie.
         weights: whether the weights that were kept go along.
         resume: whether what an unfinished campaign needs to go on elsewhere goes along.
+        rows: labels of the rows to pack, as `plan` takes them; tables without any are left out.
 
     Raises:
-        UserError: on an unknown table or scale, a damaged file, or where there is nothing to pack.
+        UserError: on an unknown table, scale or row, a damaged file, or where there is nothing to pack.
     """
+    where, patterns = Storage.open(storage), patterns_of(rows)
     names = expand_names(tables) if tables else ()
-    return packing.pack(names, scale, changes_of(set), Storage.open(storage), Path(out), weights, resume)
+    if names and patterns:  # those that have such rows
+        names = list(plan(*names, scale=scale, set=set, rows=patterns, storage=where).tables)
+    return packing.pack(names, scale, changes_of(set), where, Path(out), weights, resume, patterns)
 
 
 def unpack(bundle: str | Path, storage: Where = STORAGE) -> packing.Unpacked:

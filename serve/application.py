@@ -10,9 +10,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 from ray import serve
 
 from retable.platform.errors import UserError
@@ -22,7 +23,7 @@ from retable.platform.store.storage import Storage
 from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.replies import Json
 from retable.serve.launch.address import Address
-from retable.serve.launch.choice import Wanted, choose_models
+from retable.serve.launch.choice import Wanted, check_servable, choose_models
 from retable.serve.launch.models import Model, config_of, first_error
 
 NAME = "retable"
@@ -33,7 +34,17 @@ LOGS = {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False}
 """A line of JSON for each request and for what fails, with the request's id, in the folder of Ray's logs."""
 GPU_SHARE = 0.2
 """Of a GPU, where there is one: all tasks that use it fit on one."""
-Task = Literal["weather", "style", "audio", "rl"]
+
+
+def _servable(task: str) -> str:
+    try:
+        check_servable(task)
+    except UserError as error:
+        raise PydanticCustomError("task", "{why}", {"why": str(error).removeprefix("serve: ")}) from error
+    return task
+
+
+Task = Annotated[str, AfterValidator(_servable)]
 
 
 @dataclass(frozen=True)
@@ -79,8 +90,15 @@ DEPLOYMENTS: Mapping[str, Deployment] = {
     "audio": Deployment(f"{CLASSES}.audio.Retrieval", 0.4, ongoing=2048, places=64, wait=5, queued=256),
     "rl": Deployment(f"{CLASSES}.rl.Policies", 0.3, ongoing=2048, places=128, wait=5, queued=512, gpu=False),
 }
+OTHERS = Deployment(f"{CLASSES}.answers.Answers", 0.3, ongoing=64, places=4, wait=20, queued=32)
+"""Of each task beside these: it answers files, as its module `answer` does."""
 JOBS = Deployment(f"{CLASSES}.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, gets_models=False)
 """Videos, where styles are served; always one replica, which has the folder."""
+
+
+def deployment_of(task: str) -> Deployment:
+    """Return how replicas of a task run."""
+    return DEPLOYMENTS.get(task, OTHERS)
 
 
 class Arguments(BaseModel):
@@ -144,7 +162,7 @@ def arguments(models: Sequence[Model], storage: Storage, address: Address, index
     """Return what a config file says of models that were chosen."""
     return Arguments(
         storage=str(storage),
-        tasks=cast(tuple[Task, ...], tuple(dict.fromkeys(model.task for model in models))),
+        tasks=tuple(dict.fromkeys(model.task for model in models)),
         index=str(Path(index).absolute()) if index else "",
         token_sha256=address.digest,
         hosts=address.names,
@@ -159,7 +177,7 @@ def served(models: Sequence[Model]) -> dict[str, Json]:
 
 def reserved(tasks: Sequence[str], least: Mapping[str, int]) -> dict[str, float]:
     """Return the CPUs that the replicas of each deployment reserve that are always there."""
-    named = {task: DEPLOYMENTS[task] for task in tasks} | {"ingress": INGRESS}
+    named = {task: deployment_of(task) for task in tasks} | {"ingress": INGRESS}
     if "style" in tasks:
         named["jobs"] = JOBS
     return {name: of.cpus * least.get(name, 1) for name, of in named.items()}
@@ -176,7 +194,7 @@ def scaling(tasks: Sequence[str], least: Mapping[str, int], spare: float, cores:
     """
     settings: dict[str, dict[str, object]] = {"ingress": {"num_replicas": least.get("ingress", 1)}}
     for task in tasks:
-        always, of = least.get(task, 1), DEPLOYMENTS[task]
+        always, of = least.get(task, 1), deployment_of(task)
         most = max(always, min(cores, always + int(spare / of.cpus + 1e-6)))
         # Each replica has half of what it may have at once: then another one starts.
         limits = {"min_replicas": always, "max_replicas": most, "target_ongoing_requests": of.places / 2}
@@ -204,7 +222,8 @@ def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapp
 
     handles: dict[str, object] = {}
     for task in arguments.tasks:
-        more, of = (arguments.index,) if task == "audio" else (), DEPLOYMENTS[task]
+        more, of = (arguments.index,) if task == "audio" else (), deployment_of(task)
+        more = more if task in DEPLOYMENTS else (task,)
         wait = arguments.wait_seconds.get(task, of.wait)
         handles[task] = made(task, of).bind(storage, *more, places=of.places, wait=wait)
     if "style" in arguments.tasks:

@@ -110,6 +110,21 @@ class Client:
         played: dict[str, object] = json.loads(self.ask("POST", f"/v1/rl/{_part(environment)}/episode", query).body)
         return played
 
+    def answer(self, task: str, name: str, file: bytes, called: str, model: str = "", **options: object) -> bytes:
+        """Return the answer of a task beside the papers' to a file, as `retable predict` writes it.
+
+        Args:
+            task: whose model.
+            name: of the model.
+            file: the file's content.
+            called: its name; the suffix says what it is.
+            model: which, where several have the name.
+            **options: of the task.
+        """
+        settings = [f"{key}={json.dumps(value)}" for key, value in options.items()]
+        query = {"model": model, "file": called, "set": settings}
+        return self.ask("POST", f"/v1/{_part(task)}/{_part(name)}", query, file).body
+
     def stylise(
         self,
         style: str,
@@ -244,7 +259,7 @@ class Client:
             ConnectionError: where no server answers.
         """
         parameters = {key: value for key, value in (query or {}).items() if value != ""}
-        target = f"{path}?{urllib.parse.urlencode(parameters)}" if parameters else path
+        target = f"{path}?{urllib.parse.urlencode(parameters, doseq=True)}" if parameters else path
         own = {"X-Request-Id": uuid.uuid4().hex, **(headers or {})} | (
             {"Authorization": f"Bearer {self.token}"} if self.token else {}
         )

@@ -15,13 +15,26 @@ ROOT = Path(__file__).parents[1]
 LEVELS = "tests/platform/test_levels.py"
 
 
-def changed(base: str) -> list[str]:
-    """Return the files that differ from the merge base with a branch, and those that git does not know."""
+def changed(base: str, root: Path | None = None) -> list[str]:
+    """Return the files that differ from the merge base with a branch, and those that git does not know.
+
+    Where there is no such branch, as in a clone of another one, it is that of `origin`.
+
+    Raises:
+        SystemExit: where there is neither.
+    """
 
     def git(*words: str) -> list[str]:
-        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+        return subprocess.run(
+            ["git", *words], cwd=root or ROOT, check=True, capture_output=True, text=True
+        ).stdout.splitlines()
 
-    (ancestor,) = git("merge-base", base, "HEAD")
+    known = git("for-each-ref", "--format=%(refname:short)")
+    found = next((name for name in (base, f"origin/{base}") if name in known), base)
+    try:
+        (ancestor,) = git("merge-base", found, "HEAD")
+    except subprocess.CalledProcessError:
+        raise SystemExit(f"error: no branch or commit {base!r} here; name one: make check BASE=NAME") from None
     return [*git("diff", "--name-only", ancestor), *git("ls-files", "--others", "--exclude-standard")]
 
 

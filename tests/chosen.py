@@ -18,7 +18,7 @@ def differing():
         words = ["git", "rev-parse", "main", "HEAD"]
         said = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
         return changed("main") if len({*said}) > 1 else None
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.CalledProcessError, SystemExit):
         return None
 
 

@@ -1,8 +1,10 @@
 """`make check` runs the tests of what was changed."""
 
+import subprocess
+
 import pytest
 
-from tests.changed import LEVELS, files_testing
+from tests.changed import LEVELS, changed, files_testing
 
 
 @pytest.fixture
@@ -29,3 +31,22 @@ def tree(tmp_path):
 )
 def test_a_file_is_tested_by_the_file_of_its_name_or_by_its_room(tree, path, wanted):
     assert files_testing([path], tree) == sorted([*wanted, *([LEVELS] if wanted else [])])
+
+
+def test_a_clone_of_another_branch_is_compared_with_the_main_branch_of_its_origin(tmp_path):
+    def git(*words, folder=tmp_path / "one"):
+        named = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(folder), *named, *words], check=True, capture_output=True)
+
+    (tmp_path / "one").mkdir()
+    git("init", "-b", "main")
+    git("commit", "--allow-empty", "-m", "first")
+    git("checkout", "-b", "topic")
+    (tmp_path / "one/new.py").touch()
+    git("add", "new.py")
+    git("commit", "-m", "second")
+    git("clone", "--branch", "topic", str(tmp_path / "one"), "two", folder=tmp_path)
+    (tmp_path / "two/unknown.py").touch()
+    assert changed("main", tmp_path / "two") == ["new.py", "unknown.py"]
+    with pytest.raises(SystemExit, match="no branch or commit 'nosuch' here; name one: make check BASE=NAME"):
+        changed("nosuch", tmp_path / "two")

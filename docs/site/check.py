@@ -14,6 +14,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from playwright.sync_api import Browser, sync_playwright
 
@@ -51,7 +52,7 @@ def faults(browser: Browser, site: Path, base: str, axe: str) -> Iterator[str]:
         context.close()
     yield from (f"asks for {url}" for url in sorted(asked) if not url.startswith((base, "data:")))
     for link in sorted(links):
-        path = site / link.removeprefix(base).lstrip("/").partition("#")[0]
+        path = site / unquote(link.removeprefix(base).lstrip("/").partition("#")[0])
         if link.startswith(base) and not (path / "index.html" if path.is_dir() else path).exists():
             yield f"nothing at {link.removeprefix(base)}"
 

@@ -21,7 +21,7 @@ from retable.platform.spec import task
 TEMPLATES = code_root() / "platform" / "cli" / "templates"
 FOLDER = "papers"
 """Where tasks are written if RETABLE_TASKS names no folder."""
-FILES = ("__init__.py", "config.py", "data.py", "learner.py", "tables.py")
+FILES = ("__init__.py", "config.py", "data.py", "learner.py", "tables.py", "export.py", "best.py", "answer.py")
 MEASURED = {"accuracy": "accuracy", "acc": "accuracy", "loss": "loss"}
 """First word of a header -> what the written learner measures under it."""
 EXAMPLE = Published(

@@ -166,6 +166,10 @@ def pack(
     set: Annotated[
         list[str] | None, typer.Option("--set", help="Pack the tables with this change: path=value. May be repeated.")
     ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LABEL", help="Pack only rows with this label; `*` stands for any text. Repeatable."),
+    ] = None,
     weights: Annotated[bool, typer.Option("--weights", help="Also pack the weights that were kept.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Also pack what goes on elsewhere: checkpoints, weights of parents.")
@@ -181,6 +185,7 @@ def pack(
         *tables or (),
         scale=scale,
         set=parse_set(set or []),
+        rows=rows or (),
         storage=storage,
         out=out,
         weights=weights,

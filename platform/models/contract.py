@@ -68,13 +68,26 @@ class Answers(Protocol):
         """Return a function from a file to its answer. Raises UserError if model and options do not fit."""
 
 
+MODULES = {
+    "export": "reads and writes exported files",
+    "best": "says which run is the best",
+    "answer": "says what is made of a file",
+}
+"""Module -> what it is for."""
+
+
+def lacks(task: str) -> list[str]:
+    """Return the modules that a task does not have; with all of them its models can be served."""
+    return [name for name in MODULES if not (folder(task) / f"{name}.py").exists()]
+
+
 def exporter(task: str) -> Exporter:
     """Return a task's `export` module.
 
     Raises:
         UserError: if the task has none.
     """
-    return cast(Exporter, _module(task, "export", "reads and writes exported files"))
+    return cast(Exporter, _module(task, "export"))
 
 
 def selector(task: str) -> Selector:
@@ -83,7 +96,7 @@ def selector(task: str) -> Selector:
     Raises:
         UserError: if the task has none.
     """
-    return cast(Selector, _module(task, "best", "says which run is the best"))
+    return cast(Selector, _module(task, "best"))
 
 
 def answers(task: str) -> Answers:
@@ -92,10 +105,10 @@ def answers(task: str) -> Answers:
     Raises:
         UserError: if the task has none.
     """
-    return cast(Answers, _module(task, "answer", "says what is made of a file"))
+    return cast(Answers, _module(task, "answer"))
 
 
-def _module(task: str, name: str, purpose: str) -> object:
-    if not (folder(task) / f"{name}.py").exists():
-        raise UserError(f"the task {task} has no module `{name}`, which {purpose}")
+def _module(task: str, name: str) -> object:
+    if name in lacks(task):
+        raise UserError(f"the task {task} has no module `{name}`, which {MODULES[name]}")
     return import_module(f"retable.tasks.{task}.{name}")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 3, 40
 """Fewer finished runs say nothing; of more, the newest are asked."""
+SHORT = 0.1
+"""Of the longest training's estimate: what is shorter says nothing of it, as starting is most of its time."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ def learn(plan: Plan) -> dict[str, Learnt]:
     """
     learnt = {}
     for task in {each.task.name: each.task for each in plan.missing}.values():
-        ratios = list(_ratios(plan.storage, task, plan.scale))
+        longest = max(task.cost(each.config) for each in plan.missing if each.task.name == task.name)
+        ratios = list(_ratios(plan.storage, task, plan.scale, SHORT * longest))
         if len(ratios) >= LEAST:
             learnt[task.name] = Learnt(statistics.median(ratios), len(ratios))
     return learnt
@@ -63,29 +66,38 @@ def summary(known: Mapping[str, Learnt]) -> str:
     return f"trainings as measured at this scale on such a machine: {'; '.join(parts)}" if known else ""
 
 
-def _ratios(storage: Storage, task: Task, scale: str) -> Iterator[float]:
-    """Yield, of each finished run of this task, version, scale and device, measured by estimated seconds."""
+def _ratios(storage: Storage, task: Task, scale: str, least: float) -> Iterator[float]:
+    """Yield, of each finished run of this task, version, scale and device, measured by estimated seconds.
+
+    Runs are left out that take less than `least` seconds of a core by the task's estimate.
+    """
     try:
         runs = [run for run in list_runs(storage, task.name) if run.state == "finished" and run.scale in ("", scale)]
     except UserError:  # there are none
         return
     device = device_name()
+    costs = ((run, _cost(task, run)) for run in runs)
+    long = [(run, cost) for run, cost in costs if cost and cost >= least][:MOST]
     with ThreadPoolExecutor(READERS) as readers:
-        for ratio in readers.map(lambda run: _ratio(storage, task, run, device), runs[:MOST]):
-            if ratio:
-                yield ratio
+        taken = readers.map(lambda of: _seconds(storage, task, of[0], device), long)
+        yield from (seconds / cost for seconds, (_, cost) in zip(taken, long, strict=True) if seconds)
 
 
-def _ratio(storage: Storage, task: Task, run: Run, device: str) -> float | None:
-    """Return a run's measured by its estimated seconds; None of one on another device, or that is not whole."""
+def _cost(task: Task, run: Run) -> float | None:
+    """Return the seconds of a core that a task estimates for a run; None where its config is of another version."""
+    try:
+        return task.cost(override(task.config(), run.config))
+    except (UserError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _seconds(storage: Storage, task: Task, run: Run, device: str) -> float | None:
+    """Return the seconds of a core that a run took; None of one on another device, in a stack, or that is not whole."""
     folder = RunFolder(storage, task.name, run.run).folder
     try:
         made, result = folder.read_record("provenance.json", {}), folder.read_record("result.json", {})
-        config = override(task.config(), run.config)
         if made.get("device") != device or made.get("stack", 1) != 1:
             return None
-        used = result.get("used") or {}
-        seconds = float(used.get("cpu_seconds") or result["seconds"])
-        return seconds / task.cost(config)
-    except (UserError, OSError, KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
+        return float((result.get("used") or {}).get("cpu_seconds") or result["seconds"])
+    except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError):
         return None

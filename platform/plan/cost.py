@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyarrow import fs
 from rich.console import RenderableType
 from rich.table import Table as Grid
 
-from retable.platform.config import parent
 from retable.platform.errors import disk_errors
 from retable.platform.plan.cluster_spec import Cluster, NodeType, Prices
+from retable.platform.plan.graph import build, critical_path, train_key
 from retable.platform.plan.plan import Plan, Prediction, Training
-from retable.platform.store.run import RunFolder, view_key
+from retable.platform.store.run import view_key
 from retable.platform.text import clock
 
 Hours = dict[str, float]
@@ -113,26 +113,22 @@ def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Esti
     estimated = Estimate(cluster, prices, {name: TableWork() for name in plan.tables}, unmeasured=len(plan.unmeasured))
     gpu, cpu = _gpu_place(cluster), _cpu_place(cluster)
     pieces: Hours = defaultdict(float)
-    chains: dict[str, float] = {}  # by run path: hours from its first ancestor's start to its end
+    taken: dict[str, float] = {}  # hours of a node of the plan's graph, by key
     for training in plan.missing:
         work = estimated.tables[plan.first[training.folder.path]]
-        hours = _training(training, gpu, rates, estimated)
+        hours = taken[train_key(training.folder.path)] = _training(training, gpu, rates, estimated)
         (gpu or cpu).add(work.hours, pieces, hours)
         work.trainings += 1
-        ancestor = parent(training.config)
-        before = RunFolder.of(plan.storage, training.task, ancestor).path if ancestor is not None else ""
-        chains[training.folder.path] = hours + chains.get(before, 0.0)
     for key, scoring in plan.scorings.items():
         estimated.tables[plan.first[key]].evaluations += not scoring.done
-    ends = dict(chains)
-    for name, prediction in predictions(plan):
+    for name, key, prediction in predictions(plan):
         place = gpu if gpu is not None and prediction.task.predicts_on_gpu(prediction.config) else cpu
         hours = prediction.task.view_cost(prediction.config, prediction.view) / 3600
         hours /= place.kind.gpu_cores if place is gpu else 1.0
         place.add(estimated.tables[name].hours, pieces, hours)
-        path = prediction.folder.path
-        ends[path] = max(ends.get(path, 0.0), chains.get(path, 0.0) + hours)
-    _add_time(plan, estimated, pieces, ends)
+        taken[f"predict {key}"] = hours
+    estimated.longest, estimated.name = _longest(plan, taken)
+    _add_time(estimated, pieces)
     estimated.storage = run_bytes(plan)
     return estimated
 
@@ -164,24 +160,38 @@ def _training(training: Training, gpu: Place | None, rates: Rates, estimated: Es
     return task.cost(config) / gpu.kind.gpu_cores / 3600
 
 
-def predictions(plan: Plan) -> Iterator[tuple[str, Prediction]]:
-    """Yield each prediction that is still to be made, with the first table that wants it."""
+def predictions(plan: Plan) -> Iterator[tuple[str, str, Prediction]]:
+    """Yield the first table that wants a prediction, its key and itself, of each that is still to be made."""
     wanted: dict[str, str] = {}
     for key, scoring in plan.scorings.items():
         for view in () if scoring.done else scoring.task.reads(scoring.view):
             wanted.setdefault(f"{scoring.folder.path}/{view_key(view)}", plan.first[key])
     for key, prediction in plan.predictions.items():  # what only a combined row joins is the run's first table's
-        yield wanted.get(key, plan.first[prediction.folder.path]), prediction
+        yield wanted.get(key, plan.first[prediction.folder.path]), key, prediction
 
 
-def _add_time(plan: Plan, estimated: Estimate, pieces: Mapping[str, float], ends: Mapping[str, float]) -> None:
-    """Fill in nodes, wall-clock and idle hours.
+def _longest(plan: Plan, hours: Mapping[str, float]) -> tuple[float, str]:
+    """Return the hours of the longest chain of a plan's graph, and the name of the run at its end.
 
     Args:
         plan: what is done.
-        estimated: with the hours of each table.
+        hours: key of a node of the graph -> hours that it takes; none, where it is not there.
+    """
+    graph = {key: replace(node, cost=hours.get(key, 0.0)) for key, node in build(plan).items()}
+    chain = [node for node in critical_path(graph) if node.cost]
+    if not chain:
+        return 0.0, ""
+    kind, _, key = chain[-1].key.partition(" ")
+    folder = (plan.trainings if kind == "train" else plan.predictions)[key].folder
+    return sum(node.cost for node in chain), f"{folder.task} run {folder.fingerprint:.8}"
+
+
+def _add_time(estimated: Estimate, pieces: Mapping[str, float]) -> None:
+    """Fill in nodes, wall-clock and idle hours.
+
+    Args:
+        estimated: with the hours of each table and of the longest chain.
         pieces: node type -> nodes that all of its work would keep busy at once.
-        ends: run path -> hours from its first ancestor's start to its last score; no cluster is faster.
     """
     busy = estimated.busy
     limits = {k.name: min(k.most, math.ceil(pieces[k.name])) for k in estimated.cluster.workers if pieces.get(k.name)}
@@ -190,9 +200,6 @@ def _add_time(plan: Plan, estimated: Estimate, pieces: Mapping[str, float], ends
         able = [name for name, limit in limits.items() if estimated.nodes[name] < limit]
         if able:
             estimated.nodes[max(able, key=lambda name: busy[name] / estimated.nodes[name])] += 1
-    estimated.longest = max(ends.values(), default=0.0)
-    longest = max(ends, key=ends.__getitem__, default="")
-    estimated.name = "{0.task} run {0.fingerprint:.8}".format(plan.trainings[longest].folder) if longest else ""
     estimated.wall = max([estimated.longest, *(busy[name] / count for name, count in estimated.nodes.items())])
     for kind in estimated.cluster.workers:
         always = max(0.0, min(kind.least, kind.most) * estimated.wall - busy[kind.name])

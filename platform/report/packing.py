@@ -126,6 +126,7 @@ def pack(
     out: Path,
     weights: bool = False,
     resume: bool = False,
+    rows: Sequence[str] = (),
 ) -> Packed:
     """Pack the contents of tables into one file.
 
@@ -133,6 +134,7 @@ def pack(
         tables: full names; none: the tables that were asked for at this scale, else all that have any run.
         scale: the tables'.
         changes: the user's own (`--set`).
+        rows: labels of the rows to pack, as a plan takes them; none: all.
         storage: where the runs lie.
         out: the file.
         weights: whether weights that were kept go along.
@@ -146,7 +148,7 @@ def pack(
         raise UserError(f"{storage}: there is nothing here; name a --storage where tables were reproduced")
     packer = Packer(storage, Packed(out), weights, resume)
     with gc_paused(), storage.snapshot():
-        for name, request in requests(tables, scale, changes, storage).items():
+        for name, request in requests(tables, scale, changes, storage, rows).items():
             packer.add(name, request)
         if not (packer.result.runs or packer.result.unfinished or packer.result.measurements):
             raise UserError(f"{storage}: no finished run of these tables at scale {scale}; `retable runs` lists all")
@@ -154,20 +156,24 @@ def pack(
     return packer.result
 
 
-def requests(tables: Sequence[str], scale: str, changes: Mapping[str, object], storage: Storage) -> dict[str, Request]:
+def requests(
+    tables: Sequence[str], scale: str, changes: Mapping[str, object], storage: Storage, rows: Sequence[str] = ()
+) -> dict[str, Request]:
     """Return the requests that are packed, by file name."""
     if not tables:
         every = {file: read_request(storage, f"tables/{file}") for file in storage.list("tables")}
         kept = {
             file: request
             for file, request in every.items()
-            if request["scale"] == scale and (not changes or request["set"] == changes)
+            if request["scale"] == scale
+            and (not changes or request["set"] == changes)
+            and (not rows or request.get("rows") == [*rows])
         }
-        if kept or changes:
+        if kept or changes or rows:
             return kept
         loadable = [task for task in map(find_loadable, tasks.names()) if task and scale in task.scales()]
         tables = [f"{task.name}/{table}" for task in loadable for table in task.tables()]
-    return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes) for name in tables)}
+    return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes, rows) for name in tables)}
 
 
 def plan_of(request: Request, storage: Storage) -> Plan:

@@ -24,10 +24,11 @@ from retable.serve.ingress.limits import Limits
 from retable.serve.ingress.metrics import Metrics
 from retable.serve.ingress.middleware import BodyReader, SecurityMiddleware, respond
 from retable.serve.ingress.replies import Problem, Reply, wrong
-from retable.serve.ingress.routes import audio, example, facts, jobs, pages, rl, style, tables, weather
+from retable.serve.ingress.routes import answers, audio, example, facts, jobs, pages, rl, style, tables, weather
 from retable.serve.ingress.routes.common import Ask
 from retable.serve.launch.models import Model, models_of
 
+ROUTES = {"rl": rl, "style": style, "audio": audio, "weather": weather}
 TRIES = 4
 """How often a deployment is asked whose replica died: every request can be answered twice without harm."""
 
@@ -110,9 +111,9 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storag
     tables.add(app, models, storage)
     if forecasters := [model for model in models if model.task == "weather"]:
         example.add(app, forecasters)
-    for task, routes in {"rl": rl, "style": style, "audio": audio, "weather": weather}.items():
-        if own := [model for model in models if model.task == task]:
-            routes.add(app, own, ask, bodies)
+    for task in dict.fromkeys(model.task for model in models):
+        own = [model for model in models if model.task == task]
+        ROUTES.get(task, answers).add(app, own, ask, bodies)
     if any(model.task == "style" for model in models):
         jobs.add(app, ask)
     openapi.describe(app, models)

@@ -17,6 +17,8 @@ class Limits:
     """Of a request for actions."""
     observations: int = 256
     """Rows of one request; BCQ weighs a hundred candidates for each."""
+    file_bytes: int = 32 << 20
+    """Of a file that a task beside the papers' answers."""
     query_characters: int = 300
     hits: int = 50
     """Recordings that one query finds, at most."""

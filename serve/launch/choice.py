@@ -18,13 +18,13 @@ from retable.platform.models.select import Choice, choose, eligible_runs
 from retable.platform.report.results import FilledTable
 from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
-from retable.platform.spec.task import find_table
+from retable.platform.spec.task import find_table, names
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.replies import Json
 from retable.serve.launch.models import Model, keep
 
-TASKS = ("weather", "style", "audio", "rl")
-"""What can be served."""
+PAPERS = ("weather", "style", "audio", "rl")
+"""Tasks with deployments of their own; all others that can be served share one."""
 BRIEF = ("smoke", "quick")
 """Scales whose runs were trained for seconds or minutes: they prove a path, or give a first look."""
 NAMED = "named by --run"
@@ -49,6 +49,21 @@ class Wanted:
     """Whether a model of audio of the smoke scale may be served."""
 
 
+def servable() -> tuple[str, ...]:
+    """Return the tasks that can be served: the papers', and all others that export, choose and answer."""
+    return (*PAPERS, *(name for name in names() if name not in PAPERS and not contract.lacks(name)))
+
+
+def check_servable(task: str) -> None:
+    """Raise a UserError where a task cannot be served; it says what is missing."""
+    if task in servable():
+        return
+    if task in names():
+        parts = " and ".join(f"{name}.py, which {contract.MODULES[name]}" for name in contract.lacks(task))
+        raise UserError(f"serve: {task} has no {parts}; docs/extending.md has the parts of a task that is served")
+    raise UserError(f"serve: no task {task!r}{nearest(task, servable())}")
+
+
 def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
     """Export the models to serve to `<storage>/served`, and return them, each with the reason.
 
@@ -60,20 +75,19 @@ def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
         UserError: on an unknown task, a run that cannot be served, or where there is nothing to serve.
     """
     for task in wanted.tasks:
-        if task not in TASKS:
-            raise UserError(f"serve: no task {task!r}{nearest(task, TASKS)}")
+        check_servable(task)
     if [bool(wanted.runs), wanted.zoo, bool(wanted.best)].count(True) > 1:
         raise UserError("--run, --zoo and --best exclude each other; leave out all but one")
     models: list[Model] = []
     if wanted.runs:
         models = [of_run(api.load(run, storage), NAMED, storage) for run in dict.fromkeys(wanted.runs)]
-        if others := {model.task for model in models} - set(wanted.tasks or TASKS):
+        if others := {model.task for model in models} - set(wanted.tasks or servable()):
             raise UserError(f"--run names a run of {min(others)}, which is not among the tasks to serve; add it")
     else:
         tables = {task_of(name): name for name in wanted.best}
-        if unknown := tables.keys() - set(wanted.tasks or TASKS):
+        if unknown := tables.keys() - set(wanted.tasks or servable()):
             raise UserError(f"--best {tables[min(unknown)]}: {min(unknown)} is not among the tasks to serve")
-        for task in wanted.tasks or list(tables) or [task for task in TASKS if not missing(task)]:
+        for task in wanted.tasks or list(tables) or [task for task in servable() if not missing(task)]:
             own = [] if wanted.zoo else best_of(tables[task], storage) if task in tables else best(task, storage)
             models += own or _of_zoo(task, storage)
     models = with_index(models, wanted.index, wanted.anyway, storage)
@@ -192,8 +206,7 @@ def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> M
     Raises:
         UserError: where it is not finished, has diverged, or is of a kind that nobody can serve.
     """
-    if run.task.name not in TASKS:
-        raise UserError(f"run {run.fingerprint} is of {run.task.name}; what can be served: {', '.join(TASKS)}")
+    check_servable(run.task.name)
     if run.diverged:
         raise UserError(f"run {run.fingerprint} has diverged: its weights are no numbers; name another")
     model = of_file(run.task.name, name, contract.exporter(run.task.name).write_export(run), why, storage)
@@ -224,7 +237,7 @@ def known(task: str, exported: Any) -> Json:
         return {"weights": exported.fingerprint}
     if task == "rl":
         return {"states": int(exported.info["states"]), "actions": int(exported.info["actions"])}
-    return {}
+    return {} if task in PAPERS else {"files": sorted(contract.answers(task).SUFFIXES)}
 
 
 def named(task: str, name: str, exported: Any) -> tuple[str, str]:

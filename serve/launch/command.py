@@ -34,7 +34,7 @@ from retable.platform.store.storage import Storage
 from retable.serve.deployments.subprocess_call import IsolatedCall
 from retable.serve.ingress.replies import Json
 from retable.serve.launch.address import Address, check_name, check_port, loopback, read_token
-from retable.serve.launch.choice import Wanted, choose_models
+from retable.serve.launch.choice import PAPERS, Wanted, choose_models, servable
 from retable.serve.launch.models import Model, describe
 
 if TYPE_CHECKING:
@@ -371,14 +371,12 @@ def read_replicas(words: Sequence[str]) -> dict[str, int]:
     Raises:
         UserError: on anything else.
     """
-    from retable.serve.application import DEPLOYMENTS
-
     counts: dict[str, int] = {}
     for word in words:
         name, _, number = word.rpartition("=")
-        if not number.isdecimal() or int(number) < 1 or (name and name not in (*DEPLOYMENTS, "ingress")):
-            raise UserError(f"--replicas {word}: wanted N, or TASK=N, of {', '.join(DEPLOYMENTS)}, ingress")
-        counts |= dict.fromkeys([name] if name else [*DEPLOYMENTS, "ingress"], int(number))
+        if not number.isdecimal() or int(number) < 1 or (name and name not in (*servable(), "ingress")):
+            raise UserError(f"--replicas {word}: wanted N, or TASK=N, of {', '.join(servable())}, ingress")
+        counts |= dict.fromkeys([name] if name else [*servable(), "ingress"], int(number))
     return counts
 
 
@@ -420,5 +418,8 @@ def curl(model: Model, address: Address) -> str:
         return f"curl -s{key} --data-binary @photograph.jpg '{url}/{model.name}?size=1024' -o {model.name}.png"
     if model.task == "audio":
         return f"curl -s{key} '{url}?q=a+dog+barks&top=5'"
+    if model.task not in PAPERS:
+        file = f"FILE{next(iter(model.about.get('files', ())), '')}"
+        return f"curl -s{key} --data-binary @{file} '{url}/{model.name}?file={file}'"
     region = next(iter(model.about.get("regions", ())), "")
     return f"curl -s{key} --data-binary @images.npz '{url}?region={region}' -o forecast.npz"

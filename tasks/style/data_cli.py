@@ -1,4 +1,4 @@
-"""The task's part of `retable data`: make, check and import."""
+"""The task's part of `retable data`: fetch, make, check and import."""
 
 from __future__ import annotations
 

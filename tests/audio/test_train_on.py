@@ -18,7 +18,7 @@ from retable.platform.plan.plan import compile_configs
 from retable.platform.spec.task import Source, find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
-from retable.tasks.audio import TASK, tables
+from retable.tasks.audio import TASK
 from retable.tasks.audio.best import best
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.collect.leaks import LEAKS
@@ -26,6 +26,7 @@ from retable.tasks.audio.collect.recordings import Recording, read_recordings, w
 from retable.tasks.audio.config import Config, View, trained_on
 from retable.tasks.audio.data import Recordings
 from retable.tasks.audio.learner import cost
+from retable.tasks.audio.tables import BEST, NOT_FINE_TUNED
 from retable.tasks.audio.tools.search import classes, finetune
 from tests import tiny
 from tests.audio.tools.test_submission import read
@@ -141,7 +142,7 @@ def test_what_a_parent_was_trained_on_counts(source):
 
 def test_runs_from_before_keep_their_names():
     """Digests of version 3; a field that is `added` leaves them as they are."""
-    before = [Config(), *(override(Config(), row.overrides) for row in (tables.BEST, tables.NOT_FINE_TUNED))]
+    before = [Config(), *(override(Config(), row.overrides) for row in (BEST, NOT_FINE_TUNED))]
     prints = [fingerprint("audio", 3, each) for each in before]
     assert prints == ["5806ac5ce90bebeb", "2d7e072afd4c37fd", "8670495196a1e5a7"]
     assert len({fingerprint("audio", 3, Config(train_on=train_on)) for train_on in WIDTHS}) == 3

@@ -10,10 +10,11 @@ from scipy.stats import spearmanr
 from retable.platform.spec.claims import UNTESTED
 from retable.platform.spec.table import Replicate, expand
 from retable.platform.spec.task import scaled
-from retable.tasks.rl import TASK, figures, tables
+from retable.tasks.rl import TASK, figures
 from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.learning import claims as learning_claims
 from retable.tasks.rl.learning import readings
+from retable.tasks.rl.tables import ABLATION
 from tests.rl.test_figures import lines, panels
 from tests.table_results import results_of
 
@@ -134,7 +135,7 @@ def test_what_has_learned_nothing_is_drawn_without_numbers():
 
 def ablated(shares):
     """Make results of the ablation in Hopper: what is pruned -> share of the behaviour's return of each seed."""
-    rows = {tables.ABLATION["Hopper", networks]: values for networks, values in shares.items()}
+    rows = {ABLATION["Hopper", networks]: values for networks, values in shares.items()}
     return results_of(
         TABLES,
         {

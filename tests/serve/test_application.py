@@ -58,7 +58,7 @@ def deployments(app):
     ("args", "why"),
     [
         ({**GOOD, "taks": ["rl"]}, "args: taks: extra inputs are not permitted"),
-        ({**GOOD, "tasks": ["rll"]}, r"args: tasks\.0: input should be 'weather', 'style', 'audio' or 'rl'"),
+        ({**GOOD, "tasks": ["rll"]}, r"args: tasks\.0: no task 'rll'; did you mean 'rl'\?"),
         ({**GOOD, "models": "zooo"}, "args: models: input should be 'zoo', 'best' or 'user_config'"),
         ({**GOOD, "token_sha256": "secret"}, "args: token_sha256: string should match"),
         ({**GOOD, "wait_seconds": {"rl": 0}}, "args: wait_seconds.rl: input should be greater than 0"),

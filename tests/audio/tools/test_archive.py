@@ -33,15 +33,15 @@ GROWTH = 500.0
 
 COMMAND = """
 import json, resource, sys
-import soundfile
 from retable.platform.cli.app import main
+from retable.tasks.audio.collect import ffmpeg
 from retable.tasks.audio.tools.search import index
-frames, read, update = {}, soundfile.SoundFile.read, index.update
+frames, blocks, update = {}, ffmpeg.Sound.blocks, index.update
 
-def counted(self, *arguments, **named):
-    block = read(self, *arguments, **named)
-    frames[self.name] = frames.get(self.name, 0) + len(block)
-    return block
+def counted(self, lost):
+    for rate, block in blocks(self, lost):
+        frames[str(self.path)] = frames.get(str(self.path), 0) + len(block)
+        yield rate, block
 
 def measured(*arguments, **named):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -50,7 +50,7 @@ def measured(*arguments, **named):
     print(json.dumps({"grown": grown / 1024, "frames": frames}), file=sys.stderr)
     return made
 
-soundfile.SoundFile.read, index.update = counted, measured
+ffmpeg.Sound.blocks, index.update = counted, measured
 main()
 """
 """The command, which also says by how many MB it grew and how often each file's sound was decoded."""

@@ -120,9 +120,12 @@ def test_nothing_is_written_over_and_what_is_left_to_do_is_said(table, tmp_path,
     files = {path.name: path.read_text() for path in (tmp_path / "mine").rglob("*.py")}
     assert sorted(files) == [
         "__init__.py",
+        "answer.py",
+        "best.py",
         "config.py",
         "conftest.py",
         "data.py",
+        "export.py",
         "learner.py",
         "tables.py",
         "test_fifth.py",

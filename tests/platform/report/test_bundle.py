@@ -139,6 +139,17 @@ def test_only_what_the_tables_need_is_packed(sender, tmp_path):
     assert not (tmp_path / "p.bundle").exists() and not list(tmp_path.glob(".writing*"))
 
 
+def test_chosen_rows_are_packed_alone(sender, tmp_path):
+    chosen = api.plan("line", scale="smoke", rows=["slow", "fast"], storage=sender)
+    packed = api.pack("line", out=tmp_path / "rows.bundle", scale="smoke", rows=["slow", "fast"], storage=sender)
+    files = members_of(tmp_path / "rows.bundle")
+    runs = {path.split("/")[2] for path in files if path.startswith("runs/")}
+    assert runs == {each.folder.fingerprint for each in chosen.trainings.values()}
+    assert runs < set(sender.list("runs/line")) and packed.tables == list(chosen.tables)
+    with pytest.raises(UserError, match="no row"):
+        api.pack("line", out=tmp_path / "none.bundle", scale="smoke", rows="nosuch", storage=sender)
+
+
 def fresh_with_data(folder):
     storage = fresh(folder)
     LINE.dataset.prepare(LINE.config(), storage)

@@ -1,0 +1,61 @@
+"""Any task beside the papers': it answers a file by its module `answer`, as `retable predict` does."""
+
+# No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
+import asyncio
+import mimetypes
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from retable.platform.config import override, parse_set
+from retable.platform.errors import UserError
+from retable.platform.models import contract
+from retable.platform.store.storage import Storage
+from retable.serve.deployments.line import Line
+from retable.serve.deployments.model_cache import ModelCache
+from retable.serve.ingress.replies import Problem, Reply, returns_problems, wrong
+
+
+class Answers:
+    """The models of one task, and what each makes of a file."""
+
+    def __init__(self, storage: Storage, task: str, places: int, wait: float) -> None:
+        """Hold nothing yet; `places` requests are answered at once, others wait for `wait` seconds at most."""
+        self.answers = contract.answers(task)
+        self.models = ModelCache(task, storage, contract.exporter(task).read_export)
+        self.reconfigure = self.models.reconfigure
+        self.line = Line(places, wait)
+
+    @returns_problems
+    async def answer(self, sha256: str, name: str, settings: Sequence[str], body: bytes) -> Reply:
+        """Answer a file.
+
+        Args:
+            sha256: digest of the model's file.
+            name: of the file; its suffix says what it is. Empty: the task's only one.
+            settings: options of the task, `field=value`.
+            body: the file.
+        """
+        suffixes = sorted(self.answers.SUFFIXES)
+        suffix = Path(name).suffix.lower() if name or len(suffixes) > 1 else suffixes[0]
+        if suffix not in suffixes:
+            raise wrong("file", repr(name)[:80], f"a name that ends in {', '.join(suffixes)}")
+        return await self.line.run(lambda: asyncio.to_thread(self._answer, sha256, suffix, settings, body))
+
+    def _answer(self, sha256: str, suffix: str, settings: Sequence[str], body: bytes) -> Reply:
+        with TemporaryDirectory() as folder:
+            source = Path(folder, f"request{suffix}")
+            source.write_bytes(body)
+            try:
+                options = override(self.answers.Options(), parse_set(list(settings), "set"))
+                data = self.answers.answering(self.models[sha256], options)(source)
+            except UserError as error:
+                raise Problem(422, str(error).replace(str(source), "the file")) from error
+            media, _ = mimetypes.guess_type(self.answers.target(source, options))
+        return Reply(data, media or "application/octet-stream")
+
+    async def ready(self, sha256s: Sequence[str]) -> Reply:
+        """Return nothing, once the models can be asked: only the task knows what a file of its own holds."""
+        for sha256 in sha256s:
+            await asyncio.to_thread(self.models.__getitem__, sha256)
+        return Reply(b"", "text/plain")
