@@ -38,6 +38,7 @@ ELSEWHERE = {
     r"serve (run|deploy)": "serves until it is stopped; tests/serve/test_config.py reads the same file",
     r".*(s3://|JOB|submit --list)": "asks for a bucket and a cluster; tests/platform/execute/test_jobs.py has both",
     r"export (RAY|RETABLE_TASKS)": "is set where it is wanted",
+    r"curl .*/my_paper/": "asks a server of one's own task; tests/serve/test_answers.py asks its deployment",
     r"RETABLE_TOKEN|curl -H": "opens a port to others; tests/serve/test_middleware.py asks with and without the token",
     r"retable data fetch": "downloads from others' servers; tests/test_fetch.py has a server of its own",
     r"retable data convert rl hopper_expert": "reads D4RL's own file; tests/rl/test_d4rl.py reads small ones",
@@ -106,6 +107,7 @@ def desk():
     (FOLDER / "my.py").write_text(documents.python_blocks("docs/sweeps.md")[0])
     page = (ROOT / "docs" / "extending.md").read_text()
     (FOLDER / "published.csv").write_text(next(m["text"] for m in documents.BLOCK.finditer(page) if "," in m["text"]))
+    (FOLDER / "points.csv").write_text("0.1,0.2\n0.9,0.9\n")
     (FOLDER / "observations").mkdir(exist_ok=True)
     np.save(FOLDER / "observations" / "some.npy", np.zeros((5, 17), np.float32))
     write(FOLDER / "hopper_expert-v2.hdf5", make_arrays([(400, "timeout"), (300, "terminal")]))
@@ -153,7 +155,8 @@ def words_of(line):
     if "--run latest" in text:  # the newest is of the paper of one's own, which no server knows
         text = text.replace("latest", newest("rl"))
     if "FINGERPRINT" in text:
-        text = text.replace("FINGERPRINT", newest(Path(line.page).stem))
+        named = re.match(r"retable predict (my_\w+)", text)
+        text = text.replace("FINGERPRINT", newest(named[1] if named else Path(line.page).stem))
     text = (
         text.replace("other/results", str(STORAGE))
         .replace("jobs/ID", f"jobs/{done.get('id', '')}")
