@@ -308,7 +308,7 @@ def folder(name: str) -> Path:
 def _unknown(name: str) -> str:
     """Return that there is no such task; where `retable new` has written one here, how it is found."""
     place = Path("papers", name)
-    if (place / "__init__.py").is_file():
+    if name.isidentifier() and len(name) < 100 and (place / "__init__.py").is_file():
         return f"no task {name!r} yet; {place} is found after: export RETABLE_TASKS=$PWD/{place.parent}"
     return f"no task {name!r}{nearest(name, names())}"
 

@@ -130,6 +130,10 @@ def test_nothing_is_written_over_and_what_is_left_to_do_is_said(table, tmp_path,
         "tables.py",
         "test_fifth.py",
     ]
+    (tmp_path / "papers").symlink_to(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    lost = CliRunner().invoke(app, ["plan", "fifth"])
+    assert str(lost.exception).endswith("papers/fifth is found after: export RETABLE_TASKS=$PWD/papers")
     again = CliRunner().invoke(app, ["new", "fifth"])
     assert again.exit_code == 1 and "there already" in str(again.exception or again.output)
     assert files == {path.name: path.read_text() for path in (tmp_path / "mine").rglob("*.py")}
