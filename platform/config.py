@@ -412,6 +412,6 @@ def parse_set(assignments: list[str], option: str = "--set") -> dict[str, object
             raise UserError(f"{option} {assignment}: write it as path=value, e.g. {option} seed=3")
         try:
             changes[path.strip()] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             changes[path.strip()] = text
     return changes

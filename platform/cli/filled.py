@@ -43,8 +43,9 @@ def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
         say("Smoke scale: this proves the path, its numbers mean nothing.")
     if shipped:
         say("small: measured before, and come along with the tasks; the report says when and on which machine")
-    for words in summary.verdicts([*own, *shipped]):
-        say(f"claims {words}")
+    for where, parts in ((f"{scale}, run here", own), ("small, came along", shipped)):
+        for words in summary.verdicts(parts):
+            say(f"claims {words.replace(':', f' ({where}):', 1)}")
     console.print(f"report: {storage}/report/index.html")
     console.print("next: retable tables TABLE (one of them here) · retable serve (the models, on a page) · "
                   f"retable reproduce {in_order(own)[0].name} --scale small (more of it)", soft_wrap=True)  # fmt: skip

@@ -235,7 +235,7 @@ def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[
     devices = Counter(str(run["provenance"].get("device", "unknown")) for run in runs.values())
     trainings = sum(paper.full.get("trainings", 0) for paper in papers)
     full = sum(paper.full.get("core_seconds", 0) for paper in papers)
-    verdicts = ", ".join(f"{status}: {count}" for status, count in total(papers).items())
+    outcome, came = (_verdicts(some) for some in (own, [part for part in parts if forms.sent(part)]))
     scales = ", ".join(sorted({part.scale for part in own}, key=rank))
     return [
         ("scope", f"{filled} filled rows of {len(own)} sections, {len(runs):,} runs; scale {scales}",
@@ -244,8 +244,14 @@ def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[
          "GPUs: retable plan --scale paper --cluster FILE says nodes and money" if full > DAY else "a laptop"),
         ("time", f"{clock(seconds)} of training" if seconds else "–",
          f"{full / DAY:,.0f} days of one core, roughly" if full > 2 * DAY else f"{clock(full)} of one core, roughly"),
-        ("outcome", verdicts or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
+        ("outcome", outcome or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
+        *([("came along", f"{came}; measured before, and in the report beside what was run here", "–")] if came else []),
     ]  # fmt: skip
+
+
+def _verdicts(parts: Sequence[FilledTable]) -> str:
+    counted = total(papers_of(in_order(parts)))
+    return ", ".join(f"{status}: {count}" for status, count in counted.items())
 
 
 def total(papers: Sequence[Paper]) -> Mapping[Status, int]:

@@ -105,9 +105,9 @@ def bundled(part: FilledTable) -> list[str]:
     """Return how many of a table's results came in a bundle, and when and where each bundle was packed."""
     results = {leaf.run: leaf for row in part.rows for each in row.replicates
                for leaf in each.origin.members or (each.origin,)}  # fmt: skip
-    packed = Counter((o.bundle["packed"][:10], o.bundle["packed_on"]) for o in results.values() if o.bundle)
-    return [f"{count} of {len(results)} runs came in a bundle packed {day} on {host}."
-            for (day, host), count in packed.items()]  # fmt: skip
+    sources = Counter((o.bundle["packed"][:10], o.bundle["device"]) for o in results.values() if o.bundle)
+    return [f"{count} of {len(results)} runs came in a bundle packed {day}{f'; measured on {device}' if device else ''}."
+            for (day, device), count in sources.items()]  # fmt: skip
 
 
 def came(origin: Origin) -> str:

@@ -74,6 +74,7 @@ def test_a_file_is_answered_with_the_options_of_the_task(asked):
         ("perceptron", b"no numbers", 422, "the file: not rows of numbers such as 0.1,0.5"),
         ("perceptron", b"1,2,3", 422, "the file: shape (1, 3); wanted are rows of two finite numbers, x and y"),
         ("perceptron?set=digit=2", b"1,2", 422, "unknown field 'digit'; did you mean 'digits'?"),
+        ("perceptron?set=digits=" + "[" * 20_000, b"1,2", 422, "digits: '[[["),
         ("perceptron?set=digits", b"1,2", 422, "set digits: write it as path=value"),
         ("perceptrons", b"1,2", 404, "no model 'perceptrons' is served; did you mean 'perceptron'?"),
     ],

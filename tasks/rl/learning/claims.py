@@ -128,7 +128,7 @@ DATA = {"expert": ("recorded", "d4rl-expert-v2"), "mixed": ("mixed", "d4rl-mediu
 
 def critic_adds(results: Results, row: Row, data: Collection[str]) -> Verdict:
     """Judge whether BCQ beats BC: the mean over environments of their mean gaps, where either has learned if dense."""
-    gaps = []
+    gaps, means = [], []
     for environment, name in itertools.product(results.axis("environment"), results.axis("data")):
         at = {"environment": environment, "data": name}
         dense = [results.values(DENSE, "behaviour_share", **at, view_policy=policy) for policy in ("bcq", "bc")]
@@ -136,9 +136,11 @@ def critic_adds(results: Results, row: Row, data: Collection[str]) -> Verdict:
         ready = all(shares.size for shares in dense) and max(shares.mean() for shares in dense) >= COMPARABLE
         if name in data and ready and len(found) >= LEAST:
             gaps.append(found)
+            means.append(f"{environment} {found.mean():+.0%}")
     if not gaps:
         return untested(f"no environment in which a dense network has learned, with {LEAST} seeds")
-    about = f"of the behaviour's return, {plural(sum(map(len, gaps)), 'pair')}, {updates(results)}"
+    pairs = plural(sum(map(len, gaps)), "pair")
+    about = f"of the behaviour's return, {pairs} ({', '.join(means)}), {updates(results)}"
     return mean_of(gaps, about, "+.0%").verdict()
 
 
