@@ -106,8 +106,10 @@ def bundled(part: FilledTable) -> list[str]:
     results = {leaf.run: leaf for row in part.rows for each in row.replicates
                for leaf in each.origin.members or (each.origin,)}  # fmt: skip
     sources = Counter((o.bundle["packed"][:10], o.bundle["device"]) for o in results.values() if o.bundle)
-    return [f"{count} of {len(results)} runs came in a bundle packed {day}{f'; measured on {device}' if device else ''}."
-            for (day, device), count in sources.items()]  # fmt: skip
+    return [
+        f"{count} of {len(results)} runs came in a bundle packed {day}{f'; measured on {device}' if device else ''}."
+        for (day, device), count in sources.items()
+    ]
 
 
 def came(origin: Origin) -> str:
