@@ -268,7 +268,9 @@ def pack(
     """
     where, patterns = Storage.open(storage), patterns_of(rows)
     names = expand_names(tables) if tables else ()
-    if names and patterns:  # those that have such rows
+    if patterns and not names:
+        raise UserError("--rows: name the tables whose rows they are")
+    if patterns:  # those that have such rows
         names = list(plan(*names, scale=scale, set=set, rows=patterns, storage=where).tables)
     return packing.pack(names, scale, changes_of(set), where, Path(out), weights, resume, patterns)
 

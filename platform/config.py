@@ -161,7 +161,10 @@ def convert(value: object, hint: object, path: str) -> object:
             raise UserError(f"{path}: {value!r} should hold {len(inner)} values")
         return tuple(convert(item, kind, path) for item, kind in zip(value, inner, strict=True))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(f"{path}: a whole number of {len(str(abs(value)))} digits is too large") from None
     if hint is float and isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{path}: {value!r} is not a finite number")
     if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):

@@ -90,7 +90,7 @@ DEPLOYMENTS: Mapping[str, Deployment] = {
     "audio": Deployment(f"{CLASSES}.audio.Retrieval", 0.4, ongoing=2048, places=64, wait=5, queued=256),
     "rl": Deployment(f"{CLASSES}.rl.Policies", 0.3, ongoing=2048, places=128, wait=5, queued=512, gpu=False),
 }
-OTHERS = Deployment(f"{CLASSES}.answers.Answers", 0.3, ongoing=64, places=4, wait=20, queued=32)
+OTHERS = Deployment(f"{CLASSES}.answers.Answers", 0.3, ongoing=64, places=4, wait=20, queued=32, gpu=False)
 """Of each task beside these: it answers files, as its module `answer` does."""
 JOBS = Deployment(f"{CLASSES}.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, gets_models=False)
 """Videos, where styles are served; always one replica, which has the folder."""

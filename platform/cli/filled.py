@@ -25,7 +25,7 @@ def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
     """Print what many tables come to: a line a paper, the verdicts, where the report is, and what to do next."""
     from retable.platform.report import summary
     from retable.platform.report.html import in_order
-    from retable.platform.report.render import SMOKE
+    from retable.platform.report.render import SMOKE, sent
     from retable.platform.report.write import shipped_sections
 
     own = list(filled.values())
@@ -43,7 +43,9 @@ def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
         say("Smoke scale: this proves the path, its numbers mean nothing.")
     if shipped:
         say("small: measured before, and come along with the tasks; the report says when and on which machine")
-    for where, parts in ((f"{scale}, run here", own), ("small, came along", shipped)):
+    here, came = [part for part in own if not sent(part)], [*filter(sent, own), *shipped]
+    scales = ", ".join(dict.fromkeys(part.scale for part in came))
+    for where, parts in ((f"{scale}, run here", here), (f"{scales}, came along", came)):
         for words in summary.verdicts(parts):
             say(f"claims {words.replace(':', f' ({where}):', 1)}")
     console.print(f"report: {storage}/report/index.html")

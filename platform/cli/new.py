@@ -19,6 +19,8 @@ from retable.platform.errors import UserError, disk_errors
 from retable.platform.spec import task
 
 TEMPLATES = code_root() / "platform" / "cli" / "templates"
+RESERVED = ("data", "search_spaces", "ingress", "jobs", "limits", "models", "tables")
+"""Names of packages, and of what a server has besides tasks."""
 FOLDER = "papers"
 """Where tasks are written if RETABLE_TASKS names no folder."""
 FILES = ("__init__.py", "config.py", "data.py", "learner.py", "tables.py", "export.py", "best.py", "answer.py")
@@ -86,7 +88,7 @@ def check_name(name: str) -> None:
     """Raise a UserError where a task cannot be called so."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or keyword.iskeyword(name):
         raise UserError(f"{name!r} cannot name a task; use lower case letters, digits and '_', such as my_paper")
-    if name in task.names() or name in ("data", "search_spaces"):
+    if name in task.names() or name in RESERVED:
         raise UserError(f"{name!r} is taken; choose another name")
 
 

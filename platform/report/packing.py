@@ -165,11 +165,9 @@ def requests(
         kept = {
             file: request
             for file, request in every.items()
-            if request["scale"] == scale
-            and (not changes or request["set"] == changes)
-            and (not rows or request.get("rows") == [*rows])
+            if request["scale"] == scale and (not changes or request["set"] == changes)
         }
-        if kept or changes or rows:
+        if kept or changes:
             return kept
         loadable = [task for task in map(find_loadable, tasks.names()) if task and scale in task.scales()]
         tables = [f"{task.name}/{table}" for task in loadable for table in task.tables()]

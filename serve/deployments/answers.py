@@ -43,12 +43,13 @@ class Answers:
         return await self.line.run(lambda: asyncio.to_thread(self._answer, sha256, suffix, settings, body))
 
     def _answer(self, sha256: str, suffix: str, settings: Sequence[str], body: bytes) -> Reply:
+        model = self.models[sha256]
         with TemporaryDirectory() as folder:
             source = Path(folder, f"request{suffix}")
             source.write_bytes(body)
             try:
                 options = override(self.answers.Options(), parse_set(list(settings), "set"))
-                data = self.answers.answering(self.models[sha256], options)(source)
+                data = self.answers.answering(model, options)(source)
             except UserError as error:
                 raise Problem(422, str(error).replace(str(source), "the file")) from error
             media, _ = mimetypes.guess_type(self.answers.target(source, options))

@@ -17,7 +17,7 @@ class Limits:
     """Of a request for actions."""
     observations: int = 256
     """Rows of one request; BCQ weighs a hundred candidates for each."""
-    file_bytes: int = 32 << 20
+    file_bytes: int = 8 << 20
     """Of a file that a task beside the papers' answers."""
     query_characters: int = 300
     hits: int = 50

@@ -121,9 +121,10 @@ def _complete(operation: Json, path: str, method: str, models: Sequence[Model]) 
     examples = {str(each.status): {"value": json.loads(each.reply().body)} for each in EXAMPLES}
     content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}}
     responses["default"] = {"description": "Refused", "content": content}
-    names = {"environment": "rl", "style": "style", "name": "weather"}
+    names = {"environment": "rl", "style": "style"}
     for parameter in operation.get("parameters", ()):
-        served = [model.name for model in models if model.task == names.get(parameter["name"])]
+        task = [*path.split("/"), "", ""][2] if parameter["name"] == "name" else names.get(parameter["name"])
+        served = [model.name for model in models if model.task == task]
         if served and parameter["in"] in ("path", "query") and not path.startswith("/v1/tables"):
             parameter["example"] = served[0]
         if (path, parameter["name"]) == ("/v1/audio", "q"):

@@ -36,7 +36,7 @@ class Wanted:
     """The models that a user wants to serve."""
 
     tasks: Sequence[str] = ()
-    """Which; none: all that there is something of, or those of the runs and tables that are named."""
+    """Which; none: the papers' of which there is something, or those of the runs and tables that are named."""
     runs: Sequence[str] = ()
     """Fingerprints, or their first digits: these and no others."""
     zoo: bool = False
@@ -87,7 +87,7 @@ def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
         tables = {task_of(name): name for name in wanted.best}
         if unknown := tables.keys() - set(wanted.tasks or servable()):
             raise UserError(f"--best {tables[min(unknown)]}: {min(unknown)} is not among the tasks to serve")
-        for task in wanted.tasks or list(tables) or [task for task in servable() if not missing(task)]:
+        for task in wanted.tasks or list(tables) or [task for task in PAPERS if not missing(task)]:
             own = [] if wanted.zoo else best_of(tables[task], storage) if task in tables else best(task, storage)
             models += own or _of_zoo(task, storage)
     models = with_index(models, wanted.index, wanted.anyway, storage)
@@ -139,7 +139,8 @@ def best(task: str, storage: Storage) -> list[Model]:
     try:
         choices = contract.selector(task).best(lasting or runs)
     except UserError as error:
-        errors.print(f"note: {error}; the zoo is served instead", markup=False)
+        instead = "; the zoo is served instead" if zoo.zoo(task) else ""
+        errors.print(f"note: {error}{instead}", markup=False)
         return []
     return of_choices(choices, storage)
 
@@ -197,7 +198,8 @@ def by_metric(named: str, metric: str, rule: Any, runs: Sequence[api.TrainedRun]
             raise UserError(f"--best {named}: no metric {metric!r}{nearest(metric, scores)}")
         return scores[metric]
 
-    return {rule.NAME: choose(rule.NAME, runs, score, f"validation {metric}", rule.is_real, smoke=True)}
+    name = getattr(rule, "NAME", task.name)
+    return {name: choose(name, runs, score, f"validation {metric}", rule.is_real, smoke=True)}
 
 
 def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> Model:

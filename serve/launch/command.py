@@ -219,6 +219,8 @@ def serving(
             raise SystemExit(128 + ((interrupt and interrupt.received) or signal.SIGINT)) from None
         console.print("draining: what was begun is answered")
     finally:
+        if interrupt:  # a terminal that is closed now changes nothing more
+            signal.signal(signal.SIGHUP, lambda number, frame: _mute())
         leave(name)
         for number, handler in before.items():
             signal.signal(number, handler)

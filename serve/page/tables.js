@@ -9,7 +9,10 @@ const PROOF = "Smoke scale: it proves the path, and its numbers say nothing of t
 
 export async function tables(models) {
   const found = await (await ask("/v1/tables")).json();
-  const largest = found.filter(({ name }, at) => found.findIndex((each) => each.name === name) === at);
+  const largest = [...new Set(found.map(({ name }) => name))].map((name) => {
+    const own = found.filter((each) => each.name === name);
+    return own.find((each) => each.filled) || own[0];
+  });
   const total = {};
   for (const { claims } of largest) for (const [status, count] of Object.entries(claims)) total[status] = (total[status] || 0) + count;
   say($("filled"), `${largest.length} table${largest.length > 1 ? "s and figures" : ""}; claims: ${counted(total) || "none"}.`);

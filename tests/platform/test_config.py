@@ -134,6 +134,7 @@ def test_none_is_a_value_where_the_type_allows_it_and_only_there():
         ({"ratio": False}, "ratio: False is not a number"),
         ({"ratio": float("nan")}, "ratio: nan is not a finite number"),
         ({"ratio": float("inf")}, "ratio: inf is not a finite number"),
+        ({"ratio": 10**400}, "ratio: a whole number of 401 digits is too large"),
         ({"inner.optimiser.momentum": float("nan"), "inner.optimiser": "plain_sgd"}, "inner.optimiser.momentum: nan"),
         ({"inner.optimiser": PlainSgd(rate="much")}, "rate: 'much' is not a number"),
         ({"inner.optimiser": PlainSgd(rate=float("nan"))}, "rate: nan is not a finite number"),

@@ -72,6 +72,8 @@ def test_a_file_is_answered_with_the_options_of_the_task(asked):
     [
         ("perceptron?file=points.png", b"1,2", 422, "file: got 'points.png', wanted a name that ends in .csv"),
         ("perceptron", b"no numbers", 422, "the file: not rows of numbers such as 0.1,0.5"),
+        ("perceptron", b"3e38,-3e38", 422, "the file: numbers too large for the network"),
+        ("perceptron", b"0,0\n" * 100_001, 422, "the file: 100001 rows; at most 100000 in one file"),
         ("perceptron", b"1,2,3", 422, "the file: shape (1, 3); wanted are rows of two finite numbers, x and y"),
         ("perceptron?set=digit=2", b"1,2", 422, "unknown field 'digit'; did you mean 'digits'?"),
         ("perceptron?set=digits=" + "[" * 20_000, b"1,2", 422, "digits: '[[["),

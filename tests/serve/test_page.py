@@ -296,9 +296,10 @@ def test_a_table_at_two_scales_is_counted_once_at_the_larger(opened):
         {"name": "rl/table1", "title": "Bytes", "at": at, "filled": 1, "claims": claims}
         for at, claims in (("small", {"holds": 2, "not separable": 1}), ("quick", {"holds": 1}))
     ]
+    entries.insert(0, {**entries[0], "at": "paper", "filled": 0, "claims": {"not tested at this scale": 3}})
     page = opened(routes=[("**/v1/tables", lambda route: route.fulfill(json=entries))])
     assert page.inner_text("#filled") == "1 table; claims: 2 hold, 1 not separable."
-    assert page.locator("#parts summary").count() == 2
+    assert page.locator("#parts summary").count() == 3
 
 
 def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp_path):

@@ -146,6 +146,8 @@ def test_chosen_rows_are_packed_alone(sender, tmp_path):
     runs = {path.split("/")[2] for path in files if path.startswith("runs/")}
     assert runs == {each.folder.fingerprint for each in chosen.trainings.values()}
     assert runs < set(sender.list("runs/line")) and packed.tables == list(chosen.tables)
+    with pytest.raises(UserError, match="--rows: name the tables"):
+        api.pack(out=tmp_path / "none.bundle", scale="smoke", rows="slow", storage=sender)
     with pytest.raises(UserError, match="no row"):
         api.pack("line", out=tmp_path / "none.bundle", scale="smoke", rows="nosuch", storage=sender)
 
