@@ -93,7 +93,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one kind of work runs: a node type, and how many pieces a node does at once."""
+    """Node type of one kind of work, and the pieces that a node does at once."""
 
     kind: NodeType
     slots: float

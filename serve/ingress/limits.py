@@ -1,4 +1,4 @@
-"""What a server accepts: bounds that hold before anything is decoded, and that `GET /v1/limits` shows."""
+"""Bounds of requests, checked before anything is decoded; `GET /v1/limits` shows them."""
 
 from __future__ import annotations
 

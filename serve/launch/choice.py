@@ -15,6 +15,7 @@ from retable.platform.errors import UserError, nearest
 from retable.platform.models import contract, zoo
 from retable.platform.models.export import scale_of
 from retable.platform.models.select import Choice, choose, eligible_runs
+from retable.platform.report.html import PAPERS
 from retable.platform.report.results import FilledTable
 from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
@@ -23,8 +24,6 @@ from retable.platform.store.storage import Storage
 from retable.serve.ingress.replies import Json
 from retable.serve.launch.models import Model, keep
 
-PAPERS = ("weather", "style", "audio", "rl")
-"""Tasks with deployments of their own; all others that can be served share one."""
 BRIEF = ("smoke", "quick")
 """Scales whose runs were trained for seconds or minutes: they prove a path, or give a first look."""
 NAMED = "named by --run"
@@ -50,7 +49,7 @@ class Wanted:
 
 
 def servable() -> tuple[str, ...]:
-    """Return the tasks that can be served: the papers', and all others that export, choose and answer."""
+    """Return the tasks that can be served: the papers', by deployments of their own, and all that have the modules."""
     return (*PAPERS, *(name for name in names() if name not in PAPERS and not contract.lacks(name)))
 
 

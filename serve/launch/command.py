@@ -29,12 +29,13 @@ from retable.platform.execute.session import (
     end_ray,
     start_ray,
 )
+from retable.platform.report.html import PAPERS
 from retable.platform.spec.extras import check
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.subprocess_call import IsolatedCall
 from retable.serve.ingress.replies import Json
 from retable.serve.launch.address import Address, check_name, check_port, loopback, read_token
-from retable.serve.launch.choice import PAPERS, Wanted, choose_models, servable
+from retable.serve.launch.choice import Wanted, choose_models, servable
 from retable.serve.launch.models import Model, describe
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def join(address: Address) -> Address:
 
 
 def leave(name: str) -> None:
-    """Finish open requests and end Ray, or leave its cluster; this process ends whatever Ray does.
+    """Finish open requests and end Ray, or leave its cluster; end this process even if Ray hangs.
 
     Args:
         name: of the application; empty where there is none.
@@ -342,7 +343,7 @@ def drain(name: str) -> None:
 
 
 def check_cpus(wanted: Mapping[str, float]) -> float:
-    """Refuse more replicas than the machine has CPUs for: what does not fit would wait for ever; return what is left.
+    """Return the CPUs that replicas leave; refuse what does not fit, as it would wait for ever.
 
     Raises:
         UserError: saying who wants how much.

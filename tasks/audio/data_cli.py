@@ -159,7 +159,7 @@ def check(
     ] = None,
     storage: Where = "results",
 ) -> None:
-    """Say every missing, silent, corrupt, too short or mislabelled file, and every leak between splits, a line each.
+    """List every missing, silent, corrupt, too short or mislabelled file, and every leak between splits, a line each.
 
     Example: `retable data check audio ~/Sounds`
     """

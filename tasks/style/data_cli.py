@@ -87,7 +87,7 @@ def check(
     ] = None,
     storage: Where = "results",
 ) -> None:
-    """Say every missing, empty, broken, truncated or too small picture, one line each.
+    """List every missing, empty, broken, truncated or too small picture, one line each.
 
     Example: `retable data check style ~/Pictures`
     """
