@@ -224,7 +224,7 @@ DARK: Any = STYLE | {
 
 
 def pictures(draw: Callable[[], Drawing]) -> dict[str, bytes]:
-    """Return a figure's files: `png` and `svg`, and `dark.png` for a page in dark colours; none if it has no data."""
+    """Return a figure's files: `png` and `svg`, and `dark.png` for a page in dark colours; none if it shows neither data nor text."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -234,7 +234,7 @@ def pictures(draw: Callable[[], Drawing]) -> dict[str, bytes]:
     for style, kinds in ((STYLE, ("png", "svg")), (DARK, ("dark.png",))):
         with pyplot.rc_context(style):
             drawn = draw()
-            if not any(axis.has_data() for axis in drawn.axes):
+            if not (drawn.texts or any(axis.has_data() for axis in drawn.axes)):
                 pyplot.close(drawn)
                 return {}
             for kind in kinds:

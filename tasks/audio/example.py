@@ -78,11 +78,11 @@ def draw_example(results: Results) -> Drawing:
     """Draw the caption and its keywords, and below them the sentences of each author side by side."""
     sides = {MODEL: ANSWER, RULES: rewritten()}
     drawing = Drawing(figsize=(10, 3.6))
-    drawing.text(0.02, 0.93, f"'{CAPTION}' [{', '.join(KEYWORDS.split(';'))}]", color="#2457c5", fontsize=10)
+    drawing.text(0.02, 0.93, f"'{CAPTION}' [{', '.join(KEYWORDS.split(';'))}]", color="#3f7ae0", fontsize=10)
     for column, (author, sentences) in enumerate(sides.items()):
         drawing.text(0.02 + 0.5 * column, 0.82, author, weight="bold", fontsize=10)
         for line, sentence in enumerate(sentences):
-            colour = "#b3261e" if names_keyword(sentence) else "black"
+            colour = "#d0442f" if names_keyword(sentence) else None
             text = textwrap.fill(f"{line + 1}. {sentence}", 62, subsequent_indent="    ")
             drawing.text(0.02 + 0.5 * column, 0.73 - 0.145 * line, text, color=colour, fontsize=9, va="top")
     return drawing

@@ -287,7 +287,8 @@ def moves_little(results: Results, rounded: Row) -> Verdict:
 
 ROUNDING = [
     Claim(
-        text=f"In {precision} the file of {policy} moves actions by less than {MOVED} (a tenth of the data's noise).",
+        text=f"In {precision} the file of {policy} moves actions by less than {MOVED} with every seed (a tenth of the "
+        "data's noise).",
         check=partial(moves_little, rounded=row),
         ours=True,
     )

@@ -19,8 +19,8 @@ from retable.tasks.weather.verification import Band, Verification
 
 COLOURS = ListedColormap(["#f4f1ea", "#2457c5", "#c9c4b8"])
 """Dry, rain, no radar."""
-PLACE = "2020/roxi_0004"
-"""The region and year of the paper's figure."""
+REGION = "roxi_0004"
+"""The region of the paper's figure, whose year is 2020; where there is none of that year, an earlier one is drawn."""
 STYLES = (
     {"color": "#2457c5", "marker": "o"},
     {"color": "#d9662b", "marker": "s"},
@@ -32,16 +32,20 @@ STYLES = (
 
 
 def draw_forecasts(results: Results) -> Drawing:
-    """Draw what happened and what each row forecast, an hour a column, each panel with its share of rainy pixels."""
+    """Draw what happened and what each row forecast, an hour a column, each panel with its share of rainy pixels.
+
+    Without a forecast of the region the drawing is empty.
+    """
     replicates = [rows[0] for rows in results.replicates.values() if rows]
-    lines = [line for replicate in replicates for line in [panels(replicate)] if line is not None]
+    years = {shard.split("/")[1] for each in replicates for shard in each.summaries() if shard.endswith(f"/{REGION}")}
+    place = f"{max(years, default='')}/{REGION}"
+    lines = [line for replicate in replicates for line in [panels(replicate, place)] if line is not None]
     if not lines:
-        drawing = Drawing(figsize=(8, 1.5))
-        drawing.text(0.5, 0.5, f"no test sequences of {PLACE}", ha="center", va="center")
-        return drawing
+        return Drawing()
     rows = [("radar", lines[0][1]), *((name, forecast) for name, _, forecast in lines)]
     hours = len(rows[0][1])
     drawing = Drawing(figsize=(1.45 * hours + 1.2, 1.75 * len(rows)), layout="constrained")
+    drawing.suptitle(place, fontsize=9)
     axes = drawing.subplots(len(rows), hours, squeeze=False)
     for axis_row, (name, maps) in zip(axes, rows, strict=True):
         for hour, (axis, each) in enumerate(zip(axis_row, maps, strict=True)):
@@ -59,11 +63,10 @@ def share(events: Array) -> float:
     return float((events == 1).sum() / seen.sum()) if seen.any() else 0.0
 
 
-def panels(replicate: Replicate) -> tuple[str, Array, Array] | None:
+def panels(replicate: Replicate, place: str) -> tuple[str, Array, Array] | None:
     """Return a row's name, the events and the forecast of its example, uint8 (hours, S, S), or None without one."""
     view: Any = replicate.view
-    shard = f"{view.split}/{PLACE}"
-    summary = replicate.summaries().get(shard)
+    summary = replicate.summaries().get(f"{view.split}/{place}")
     if summary is None:
         return None
     forecast = (summary["example_steps"] >= cut(view.threshold)).astype(np.uint8)

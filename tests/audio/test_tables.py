@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure as Drawing
 
 from retable.platform.config import fingerprint, flatten, override, parent
+from retable.platform.report.write import pictures
 from retable.platform.spec.space import find_space
 from retable.platform.spec.table import Combined, Replicate, Row, expand
 from retable.platform.spec.task import config_at, scaled
@@ -265,5 +266,6 @@ def test_table_1_shows_both_authors_sentences():
     texts = [text.get_text().replace("\n    ", " ") for text in drawing.texts]
     for sentence in (*example.ANSWER, *example.rewritten()):
         assert any(text.endswith(sentence) for text in texts)
-    red = [text.get_text() for text in drawing.texts if text.get_color() == "#b3261e"]
+    red = [text.get_text() for text in drawing.texts if text.get_color() == "#d0442f"]
     assert len(red) == sum(map(example.names_keyword, (*example.ANSWER, *example.rewritten())))
+    assert pictures(lambda: example.draw_example(results_of(TABLES, {}))).keys() == {"png", "svg", "dark.png"}

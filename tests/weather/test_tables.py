@@ -361,8 +361,17 @@ def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():
     titles = [axis.get_title() for axis in drawing.axes]
     seen = 35 / 143  # where no radar looked, the forecast does not count either
     assert titles == ["1 h, 50.0%", "2 h, 0.0%", "1 h, 25.0%", f"2 h, {seen:.1%}"]
+    assert "2020/roxi_0004" in drawing.get_suptitle()
     empty = figures.draw_forecasts(results_of(TABLES, {"swin": []}))
-    assert "2020/roxi_0004" in empty.texts[0].get_text()
+    assert not empty.axes and not empty.texts
+
+
+def test_figure_of_data_without_the_papers_year_shows_and_names_the_last_there_is():
+    shown = {"example_events": np.zeros((2, 12, 12), np.uint8), "example_steps": np.zeros((2, 12, 12), np.uint8)}
+    summaries = {f"test/{place}": shown for place in ("2018/roxi_0004", "2019/roxi_0004", "2020/boxi_0015")}
+    drawing = figures.draw_forecasts(results_of(TABLES, {"swin": [replicate("swin", 0, [1, 1], summaries)]}))
+    assert drawing.get_suptitle() == "2019/roxi_0004"
+    assert len(drawing.axes) == 4
 
 
 def test_verification_draws_the_scores_that_are_computed_with_an_interval():
