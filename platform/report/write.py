@@ -224,7 +224,10 @@ DARK: Any = STYLE | {
 
 
 def pictures(draw: Callable[[], Drawing]) -> dict[str, bytes]:
-    """Return a figure's files: `png` and `svg`, and `dark.png` for a page in dark colours; none if it shows neither data nor text."""
+    """Return a figure's files: `png` and `svg`, and `dark.png` for a page in dark colours.
+
+    There are none where it shows neither data nor text.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
