@@ -32,14 +32,17 @@ def code_root() -> Path:
 
 def of_checkout(folder: Path) -> str:
     """Return the commit of a checkout, with `-dirty` where it has changes; nothing outside of a checkout."""
-    if not (folder / ".git").exists():  # a repository around an installed package is another's
-        return ""
+    return of_folder(folder) if (folder / ".git").exists() else ""  # a repository around a package is another's
+
+
+def of_folder(folder: Path) -> str:
+    """Return the commit of the repository around a folder, with `-dirty` where the folder has changes."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout
 
     try:
-        return git("rev-parse", "HEAD").strip() + ("-dirty" if git("status", "--porcelain").strip() else "")
+        return git("rev-parse", "HEAD").strip() + ("-dirty" if git("status", "--porcelain", ".").strip() else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from retable.platform import commit
 from retable.platform.errors import redact_command
@@ -24,6 +25,18 @@ UNKNOWN = "commit not known"
 def _git() -> dict[str, object]:
     """Return the commit of the code that this process runs, and whether it has changes; empty where it is not known."""
     return commit.current(commit.code_root())
+
+
+@functools.cache
+def _own(task: str) -> dict[str, object]:
+    """Return the commit of the repository that a task outside of this package lies in; empty where there is none."""
+    import retable.tasks
+
+    folder = next((each for each in (Path(place, task) for place in retable.tasks.__path__) if each.exists()), None)
+    if folder is None or folder.is_relative_to(commit.code_root()):
+        return {}
+    found = commit.parsed(commit.of_folder(folder))
+    return {"own": {"name": task, **found}} if found else {}
 
 
 @functools.cache
@@ -75,8 +88,14 @@ def name_of(made: Mapping[str, object], digits: int = 7) -> str:
 
     Without a commit it is the digest of the code.
     """
+
+    def named(of: Mapping[str, Any]) -> str:
+        return f"commit {str(of['commit'])[:digits]}{' and changes' if of.get('dirty') else ''}"
+
     if made.get("commit"):
-        return f"commit {str(made['commit'])[:digits]}{' and changes' if made.get('dirty') else ''}"
+        own = made.get("own")
+        whose = f"; {own.get('name')}: {named(own)}" if isinstance(own, dict) and own.get("commit") else ""
+        return named(made) + whose
     if made.get("code"):
         digest = hashlib.sha256(json.dumps(made["code"], sort_keys=True).encode()).hexdigest()
         return f"{UNKNOWN}; code {digest[:digits]}"
@@ -108,8 +127,8 @@ def here() -> dict[str, str]:
 
 
 def code_ran(task: str) -> dict[str, object]:
-    """Return which code a task's numbers come from: `commit` and `dirty`, if known, and `code`."""
-    return {**_git(), "code": code_of(task)}
+    """Return which code a task's numbers come from: `commit` and `dirty`, if known, `own` and `code`."""
+    return {**_git(), **_own(task), "code": code_of(task)}
 
 
 def collect(task: str = "") -> dict[str, object]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import retable.tasks
 from retable.platform import commit as commits
 from retable.platform.spec.task import find
 from retable.platform.store import provenance
@@ -45,6 +46,26 @@ def test_a_checkout_with_changes_is_dirty_and_one_without_is_not(monkeypatch, tm
     (tmp_path / "new").write_text("")
     provenance._git.cache_clear()
     assert provenance._git()["dirty"] is True
+
+
+def test_a_task_of_another_repository_names_its_commit_too(monkeypatch, tmp_path):
+    task = tmp_path / "papers" / "mine"
+    task.mkdir(parents=True)
+    monkeypatch.setattr("retable.tasks.__path__", [*retable.tasks.__path__, str(tmp_path / "papers")])
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path)]
+    assert "own" not in provenance.code_ran("mine")  # no repository at all
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / "elsewhere.txt").write_text("what lies outside of the task's folder is no change of it")
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    provenance._own.cache_clear()
+    made = provenance.code_ran("mine")
+    assert made["own"] == {"name": "mine", "commit": commit, "dirty": False}
+    assert provenance.name_of({"commit": "f" * 40, **made}).endswith(f"; mine: commit {commit[:7]}")
+    (task / "__init__.py").write_text("")
+    provenance._own.cache_clear()
+    assert provenance.code_ran("mine")["own"]["dirty"] is True
+    assert "own" not in provenance.code_ran("rl")
 
 
 def test_a_machine_without_git_has_no_commit(monkeypatch):
