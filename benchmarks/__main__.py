@@ -6,10 +6,13 @@ benchmarks gpu` is one by itself (`benchmarks/gpu/`): what a GPU gives.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from importlib import import_module
 from pathlib import Path
+
+from retable.platform.errors import nearest
 
 BENCHMARKS = (
     "audio_search",
@@ -40,8 +43,14 @@ BENCHMARKS = (
 """Modules of this package, each imported when its turn comes: they need packages that not every machine has."""
 
 
-def main(names: list[str]) -> None:
+def main(words: list[str]) -> None:
     """Run the named benchmarks, or all."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=f"{__doc__}".partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"gpu, or some of {', '.join(BENCHMARKS)}; none: all")
+    names = parser.parse_args(words).names
+    for name in names:
+        if name not in BENCHMARKS:
+            parser.error(f"no benchmark {name!r}{nearest(name, BENCHMARKS)}")
     from retable.platform.store.provenance import collect
 
     for name in names or BENCHMARKS:
