@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -87,7 +86,7 @@ def served(*words: str, alone: bool = False) -> Iterator[Server]:
             wait(client, process, folder / "log")
             yield Server(client, process, folder, time.monotonic() - start)
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # SIGINT is ignored below a shell's &
             process.wait(90)
 
 
@@ -135,7 +134,7 @@ def bare() -> Iterator[Call]:
         client = Client(f"http://127.0.0.1:{port}")
         yield lambda place: client.ask("POST", "/", {}, body)
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # SIGINT is ignored below a shell's &
         process.wait(90)
 
 
