@@ -32,10 +32,10 @@ the commands are executed at the smallest scale by `make docs-check`.
 - **small** takes an hour or a few on two cores, on generated or recorded data; where a page of results is named, it
   was run.
 - **paper** is the published setting, on the published data, which you must have. Where a page is named, it was run, on
-  recordings of our own, as it asks for masks and files alone; no training was run here at full size: there was no GPU
-  to do it on. Its costs are estimates: days of one core by each task's own rough formula; money, and
-  hours of GPUs, by [cluster.yaml](../cluster.yaml) and the example prices in [prices.toml](../prices.toml), where a GPU
-  is taken to be worth as many cores as is written there. Runs that several tables share count for each of them.
+  recordings of our own, as it asks for masks and files alone; no training was run here at full size. Its costs are
+  estimates: days of one core by each task's own rough formula; money, and hours of GPUs, by
+  [cluster.yaml](../cluster.yaml) and the example prices in [prices.toml](../prices.toml), where a GPU is taken to be
+  worth as many cores as is written there. Runs that several tables share count for each of them.
 """
 
 

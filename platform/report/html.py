@@ -110,6 +110,12 @@ class Paper:
         return sorted({part.scale for part in self.parts if part.filled}, key=rank)
 
     @property
+    def left_out(self) -> list[FilledTable]:
+        """The tables that are left out of every scale that was asked for."""
+        shown = {part.name for part in self.parts if not part.left_out}
+        return [part for part in self.parts if part.name not in shown]
+
+    @property
     def results(self) -> list[FilledTable]:
         """The sections with meaningful numbers; all, if none has."""
         return [part for part in self.parts if part.scale != forms.SMOKE] or list(self.parts)
@@ -238,7 +244,8 @@ def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[
     outcome, came = (_verdicts(some) for some in (own, [part for part in parts if forms.sent(part)]))
     scales = ", ".join(sorted({part.scale for part in own}, key=rank))
     return [
-        ("scope", f"{filled} filled rows of {len(own)} sections, {len(runs):,} runs; scale {scales}",
+        ("scope", f"{filled} rows of {sum(part.filled for part in own)} tables and figures, {len(runs):,} runs behind "
+         f"them; scale {scales}",
          f"{rows} rows, {trainings:,.0f} trainings (those that tables share count for each)"),
         ("hardware", "; ".join(f"{name} ({count} runs)" for name, count in devices.most_common(3)) or "–",
          "GPUs: retable plan --scale paper --cluster FILE says nodes and money" if full > DAY else "a laptop"),

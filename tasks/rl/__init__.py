@@ -39,7 +39,7 @@ def needs(config: Config, stage: Stage) -> Requirements:
 TASK = Task(
     name="rl",
     about="single-shot pruning before offline reinforcement learning",
-    paper="Arnob et al., Single-Shot Pruning for Offline Reinforcement Learning, 2021",
+    paper="Arnob et al., Single-Shot Pruning for Offline Reinforcement Learning, 2021, https://arxiv.org/abs/2112.15579",
     telling="figure1",
     key_number=KeyNumber("table1", "SNIP 95 %", "Actor", "MB of the actor's file, SNIP at 95 %"),
     version=3,

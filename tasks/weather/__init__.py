@@ -53,7 +53,8 @@ def notes(configs: Sequence[Config], source: Source) -> list[str]:
 TASK = Task(
     name="weather",
     about="eight hours of rain from one hour of satellite images",
-    paper="Belousov et al., Solving the Weather4cast Challenge via Visual Transformers for 3D Images, 2022",
+    paper="Belousov et al., Solving the Weather4cast Challenge via Visual Transformers for 3D Images, 2022, "
+    "https://arxiv.org/abs/2212.02456",
     telling="table1",
     key_number=KeyNumber(
         "table1", "BASELINE bce, improved, train all. Epoch 15", "Total", "IoU of the improved 3D U-Net's rain"

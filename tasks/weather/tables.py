@@ -280,7 +280,7 @@ SHUFFLING = Table(
 )
 
 FIGURE1 = Figure(
-    title="Forecasts for roxi_0004 in 2020, hour by hour (figure 1)",
+    title="Forecasts for roxi_0004, hour by hour (figure 1)",
     rows=[
         row("SWIN-UNETR bce. Epoch 3", SWIN, None),
         row("BASELINE bce, improved, train all. Epoch 15", IMPROVED_ALL, None),
@@ -288,8 +288,9 @@ FIGURE1 = Figure(
     ],
     draw=figures.draw_forecasts,
     over={"seed": (0,)},
-    note="Of the region's test sequences the one with the most rain. Above each panel: hours from the start, and the "
-    "share of its pixels with rain. The paper does not say which model its figure shows.",
+    note="Of the region's test sequences of 2020, or of the last year there is, the one with the most rain. Above each "
+    "panel: hours from the start, and the share of its pixels with rain. The paper does not say which model "
+    "its figure shows.",
 )
 
 VERIFICATION = Figure(

@@ -171,16 +171,31 @@ def test_the_network_that_fails_when_pruned_alone_is_told():
     assert learning_claims.costs_most(ablated({"none": dense}), "Hopper").status == UNTESTED
 
 
-def played(shares):
+def played(shares, environment="Hopper"):
     """Make results of the figure on the critic: (row, data, policy) -> share of the behaviour's return of each seed."""
     found = {}
     for (row, data, policy), values in shares.items():
-        at = {"environment": "Hopper", "data": data, "view.policy": policy}
+        at = {"environment": environment, "data": data, "view.policy": policy}
         found.setdefault(row, []).extend(
             Replicate(row, {**at, "seed": seed}, Config(), View(), metrics={"behaviour_share": share})
             for seed, share in values.items()
         )
     return results_of(TABLES, found)
+
+
+def test_environments_that_disagree_are_no_one_answer_on_the_critic():
+    shares = {
+        ("dense", "mixed", "bcq"): {0: 3.2, 1: 3.1, 2: 3.3},
+        ("dense", "mixed", "bc"): {0: 0.4, 1: 0.32, 2: 0.49},
+    }
+    agreeing = played(shares)
+    against = played({**shares, ("dense", "mixed", "bcq"): {0: 0.2, 1: 0.12, 2: 0.29}}, "Walker2d")
+    both = results_of(TABLES, {"dense": [*agreeing.select("dense"), *against.select("dense")]})
+    (check,) = [claim.check for claim in TABLES["critic"].claims if "mixed data (dense)" in claim.text]
+    assert check(agreeing).status == "holds"
+    verdict = check(both)
+    assert verdict.status == "not separable" and verdict.because.endswith("environments disagree")
+    assert "Hopper +280%, Walker2d -20%" in verdict.because
 
 
 def test_bcq_is_compared_with_bc_seed_by_seed_on_each_kind_of_data():

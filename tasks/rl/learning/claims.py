@@ -127,7 +127,10 @@ DATA = {"expert": ("recorded", "d4rl-expert-v2"), "mixed": ("mixed", "d4rl-mediu
 
 
 def critic_adds(results: Results, row: Row, data: Collection[str]) -> Verdict:
-    """Judge whether BCQ beats BC: the mean over environments of their mean gaps, where either has learned if dense."""
+    """Judge whether BCQ beats BC: the mean over environments of their mean gaps, where either has learned if dense.
+
+    Environments whose gaps have different signs are no one answer: the claim is then not separable.
+    """
     gaps, means = [], []
     for environment, name in itertools.product(results.axis("environment"), results.axis("data")):
         at = {"environment": environment, "data": name}
@@ -141,7 +144,10 @@ def critic_adds(results: Results, row: Row, data: Collection[str]) -> Verdict:
         return untested(f"no environment in which a dense network has learned, with {LEAST} seeds")
     pairs = plural(sum(map(len, gaps)), "pair")
     about = f"of the behaviour's return, {pairs} ({', '.join(means)}), {updates(results)}"
-    return mean_of(gaps, about, "+.0%").verdict()
+    verdict = mean_of(gaps, about, "+.0%").verdict()
+    if len({found.mean() > 0 for found in gaps}) > 1:
+        return Verdict("not separable", f"{verdict.because}; environments disagree")
+    return verdict
 
 
 CRITIC = [
