@@ -28,7 +28,7 @@ from retable.platform.execute.trials import Job, Launch, check, concurrent, fit,
 from retable.platform.plan.plan import ENDED, Plan, compile_configs, data_digest, name_of, name_of_view, status
 from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.space import SAMPLES, Space, find_space, plain, point_config, point_view
-from retable.platform.spec.table import resolve
+from retable.platform.spec.table import resolve, split_view
 from retable.platform.spec.task import Task, config_at, find
 from retable.platform.store import provenance
 from retable.platform.store.lease import LeaseLost, StaleLeaseWatcher
@@ -217,7 +217,7 @@ def _run_trials(
             check_nodes(sweep.storage)
             datasets = DatasetCache(sweep.storage, resources.stream)
             datasets.fetch({sweep.task.dataset.where(config): (sweep.task, config) for config in configs})
-            made = provenance.collect() | {"scale": sweep.scale, "changed": sorted(sweep.changed)}
+            made = provenance.collect() | {"scale": sweep.scale, "changed": sorted(split_view(sweep.changed)[0])}
             launch = SweepLaunch(
                 sweep.storage,
                 resources,
