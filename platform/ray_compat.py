@@ -62,6 +62,34 @@ def ray_session() -> Iterator[None]:
             hook.enable_auto_connect = restored
 
 
+@contextmanager
+def messages_to(tell: Callable[[str], None]) -> Iterator[None]:
+    """Hand what Ray prints on a driver of lost processes and machines to a function inside the block.
+
+    Uses `ray._private.worker.print_to_stdstream`. If Ray renames it, Ray does not start: an AttributeError. If Ray
+    prints by another function, its text of ten lines stands in the terminal.
+    """
+    from ray._private import worker
+
+    before = worker.print_to_stdstream
+    setattr(worker, "print_to_stdstream", lambda data, ignore_prefix: tell("\n".join(data["lines"])))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(worker, "print_to_stdstream", before)  # noqa: B010
+
+
+def logs_folder() -> str:
+    """Return the folder of Ray's logs on this machine.
+
+    Uses `ray._private.worker._global_node`. If Ray renames it, a lost process is an AttributeError in a thread of
+    Ray's, and nothing reports it.
+    """
+    from ray._private import worker
+
+    return str(worker._global_node.get_logs_dir_path())  # type: ignore[union-attr]
+
+
 def read_switches() -> None:
     """Update constants that imported modules of Ray have read from the environment.
 
