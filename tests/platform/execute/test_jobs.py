@@ -176,9 +176,7 @@ def test_a_stream_that_ends_before_its_job_says_how_to_follow_again(monkeypatch,
             return SimpleNamespace(status=JobStatus.RUNNING)
 
     monkeypatch.setattr(jobs, "connect", lambda address: Client())
-    with pytest.raises(
-        UserError, match="follow it again: retable submit --address http://h:1 --follow-job j"
-    ):
+    with pytest.raises(UserError, match="follow it again: retable submit --address http://h:1 --follow-job j"):
         jobs.follow("http://h:1", "j")
     assert capsys.readouterr().out == "a line\njob j: running\n"
 
