@@ -87,7 +87,7 @@ def logs_folder() -> str:
     """
     from ray._private import worker
 
-    return str(worker._global_node.get_logs_dir_path())  # type: ignore[union-attr]
+    return str(worker._global_node.get_logs_dir_path())  # type: ignore[attr-defined]
 
 
 def read_switches() -> None:
@@ -160,7 +160,7 @@ def actors_on(node: str) -> list[str]:
     """
     from ray._private.state import state
 
-    found = state.actor_table(None, actor_state_name="ALIVE").values()  # type: ignore[no-untyped-call]
+    found = state.actor_table(None, actor_state_name="ALIVE").values()
     return [f"{each['ActorClassName']} (pid {each['Pid']})" for each in found if each["Address"]["NodeID"] == node]
 
 
