@@ -49,6 +49,7 @@ ELSEWHERE = {
 """What is not run, and why."""
 CHEAPER = {
     r"--scale (small|paper)": "--scale smoke",
+    r"retable sweep rl$": "retable sweep rl --scale smoke",
     r"--gpus-per-run \S+": "",
     r"--samples 50": "--samples 2",
     r"--epochs 1,5,10": "--epochs 1",
