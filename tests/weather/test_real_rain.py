@@ -99,11 +99,12 @@ def test_a_network_trains_on_it_and_beats_saying_dry(storage, source):
         folder.begin(chosen, task.version, {})
         data = task.dataset.open(None, source, [chosen])
         train(task, [chosen], data, [folder], source.info["digest"], Worker(), [()])
-        view = View(epoch=8, split=wettest(source))  # an hour of one day: other places that are kept are nearly dry
+        # An hour of one day: other places that are kept are nearly dry. At 0.5 the IoU of seeds 0 to 2 is 0.04 to 0.32.
+        view = View(epoch=8, split=wettest(source), threshold="tuned")
         assert predict_and_score(task, chosen, view, folder) is None
         scores[str(model)] = folder.scores(view, folder.result()["weights"]["8"])["metrics"]
     dry, learned = scores[str({"model": "all_dry"})], scores["{}"]
-    assert dry["iou"] == 0 and learned["iou"] > 0.05
+    assert dry["iou"] == 0 and learned["iou"] > 0.2  # not more than rain everywhere, which has 0.5 there
     assert any(name.startswith("iou/2018/opera_") for name in learned)
 
 
