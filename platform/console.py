@@ -36,10 +36,10 @@ Mirror = Annotated[
     str, typer.Option(help="Address that holds the files below their host and path, e.g. http://mirror.example.")
 ]
 Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
-Run = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")]
-Epoch = Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
-Licence = Annotated[str, typer.Option(help="What the file may be used for, kept in it.")]
+Run = Annotated[str, typer.Argument(help="A run's fingerprint or its first digits.")]
+Epoch = Annotated[int, typer.Option(help="A kept epoch; 0 is the last one.", min=0)]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:1 (default: a GPU if there is one).")]
+Licence = Annotated[str, typer.Option(help="Terms of use to store in the file.")]
 Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Stop downloading after this time, e.g. 2h.")]
 """Options of the commands of several tasks."""
 

@@ -29,7 +29,10 @@ Where = Annotated[
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-TableNames = Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Such as rl/table1.")]
+TableNames = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TABLE]...", help="Show these in full, e.g. rl/table1 (default: list all)."),
+]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its first digits, `latest`, or TABLE/ROW.")]
 
 COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "corrupt": "red", "diverged": "yellow"}
@@ -100,30 +103,33 @@ class RunsGroup(TyperGroup):
 runs_app = typer.Typer(
     cls=RunsGroup,
     help="List the runs on a storage (`retable runs [TASK]`), pack what fills tables into a bundle, unpack one.\n\n"
-    "`retable runs` alone is `retable runs list`; `retable runs list --help` explains its options.",
+    "`retable runs` alone is `retable runs list`; `retable runs list --help` explains its options.\n\n"
+    "Examples: `retable runs` · `retable runs rl --state failed`",
 )
 app.add_typer(runs_app, name="runs")
 
 
 @runs_app.command("list")
 def runs(
-    task: Annotated[str, typer.Argument(metavar="[TASK]", help="A task; none: all.")] = "",
+    task: Annotated[str, typer.Argument(metavar="[TASK]", help="A task (default: all).")] = "",
     where: Annotated[
-        list[str] | None, typer.Option("--where", help="Only runs with field=value, of the config or of the listing.")
+        list[str] | None,
+        typer.Option("--where", help="Only runs with field=value, a field of the config or of the listing."),
     ] = None,
     state: Annotated[
-        list[str] | None, typer.Option(help="finished, diverged, running, stale, incomplete, failed, corrupt.")
+        list[str] | None,
+        typer.Option(help="Only this state: finished, diverged, running, stale, incomplete, failed or corrupt."),
     ] = None,
     sort: Annotated[
-        str, typer.Option(help="age, size, seconds, epoch, or any field; -size: the smallest last.")
+        str, typer.Option(help="Order by age, size, seconds, epoch or any field; -size puts the largest first.")
     ] = "age",
-    limit: Annotated[int, typer.Option(help="Most runs to show; 0: all.", min=0)] = MOST,
+    limit: Annotated[int, typer.Option(help="Maximum number of runs; 0 shows all.", min=0)] = MOST,
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:
     """List the runs on a storage: state, epochs, age, size, and their differences from most.
 
-    Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs --state failed --state stale`
+    Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs list --state failed --state stale`
     """
     from retable.platform.store.query import differs, list_runs, select, usual
 
@@ -157,7 +163,9 @@ def runs(
 def pack(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(help="Tables such as rl/table1; `rl` for all of a task (default: all that were asked for)."),
+        typer.Argument(
+            help="Table names such as rl/table1; a task name selects all its tables (default: all that were requested)."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the bundle here.")] = Path(
         "results.bundle"
@@ -172,7 +180,10 @@ def pack(
     ] = None,
     weights: Annotated[bool, typer.Option("--weights", help="Also pack the weights that were kept.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Also pack what goes on elsewhere: checkpoints, weights of parents.")
+        bool,
+        typer.Option(
+            "--resume", help="Also pack what unfinished runs need to resume elsewhere: checkpoints, weights of parents."
+        ),
     ] = False,
     storage: Where = "results",
     as_json: Json = False,
@@ -219,7 +230,7 @@ def unpack(
 @app.command()
 def verify(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A file that `retable runs pack` wrote.")],
-    sample: Annotated[int, typer.Option(help="Train so many of its runs again.", min=1)] = 5,
+    sample: Annotated[int, typer.Option(help="Number of runs to train again.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Draw the sample with this seed.", min=0)] = 0,
     tolerance: Annotated[
         float, typer.Option(help="Relative tolerance on another device, other versions or other code.", min=0)
@@ -253,7 +264,7 @@ def verify(
 def show_run(run: RunName, storage: Where = "results", as_json: Json = False) -> None:
     """Show a run: its config, last metrics, provenance, attempts, last traceback, views with scores, files.
 
-    Examples: `retable show latest --json` · `retable show rl/table1/dense`
+    Examples: `retable show latest --json` · `retable show rl/figure1/dense`
     """
     from retable.platform.report.describe import describe_run, find_run, last_tracebacks
     from retable.platform.store.provenance import name_of
@@ -383,7 +394,7 @@ def _show_tables(names: Sequence[str], storage: Storage) -> None:
 def diff(first: RunName, second: RunName, storage: Where = "results", as_json: Json = False) -> None:
     """Show where two runs differ: config, data, code, versions, machine, and metrics and scores side by side.
 
-    Example: `retable diff rl/table1/dense latest`
+    Example: `retable diff rl/figure1/dense latest`
     """
     from retable.platform.report.describe import describe_run, diff_runs, find_run
 
@@ -413,9 +424,9 @@ def gap(first: object, second: object) -> str:
 @app.command()
 def gc(
     older_than: Annotated[
-        float, typer.Option(metavar="DAYS", help="Only what has not changed for so long.", min=0)
+        float, typer.Option(metavar="DAYS", help="Only items that have not changed for this many days.", min=0)
     ] = 0.0,
-    delete: Annotated[bool, typer.Option("--delete", help="Remove it. Without this, it is only listed.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove the items (default: only list them).")] = False,
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:

@@ -148,12 +148,12 @@ def read_cluster(file: str, prices: Prices) -> Cluster:
     except yaml.YAMLError as error:
         raise UserError(f"{file}: not a YAML file ({' '.join(str(error).split())})") from error
     if not documents or not all(isinstance(document, dict) for document in documents):
-        raise UserError(f"{file}: no cluster file of Ray; name one such as cluster.yaml")
+        raise UserError(f"{file}: not a Ray cluster file; name one such as cluster.yaml")
     rays = [document for document in documents if str(document.get("apiVersion", "")).startswith("ray.io/")]
     try:
         document = _kuberay(file, rays[0], prices) if rays else _launcher(file, documents[0], prices)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise UserError(f"{file}: no whole cluster file of Ray ({type(error).__name__}: {error})") from error
+        raise UserError(f"{file}: incomplete Ray cluster file ({type(error).__name__}: {error})") from error
     if document.most < 1 or not any(kind.cpus and kind.most for kind in document.workers):
         raise UserError(f"{file}: no worker with CPUs may ever start; raise max_workers and the CPUs of a worker type")
     return document
@@ -182,7 +182,7 @@ def _checked(file: str, written: dict[str, object]) -> dict[str, Any]:
     remedy = "see https://docs.ray.io/en/latest/cluster/vms/references/ray-cluster-configuration.html"
     logging.getLogger("ray.autoscaler").setLevel(logging.WARNING)  # it tells of each default
     if not isinstance(written.get("provider"), dict):
-        raise UserError(f"{file}: no cluster file of Ray, as it has no provider; name one such as cluster.yaml")
+        raise UserError(f"{file}: not a Ray cluster file, as it has no provider; name one such as cluster.yaml")
     output = io.StringIO()  # Ray prints before it gives up
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):

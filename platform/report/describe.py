@@ -30,7 +30,7 @@ def find_run(storage: Storage, start: str) -> RunFolder:
 
     Args:
         storage: where it lies.
-        start: first digits; `latest`, the one that changed last; or `TABLE/ROW`, such as `rl/table1/dense`: of several
+        start: first digits; `latest`, the one that changed last; or `TABLE/ROW`, such as `rl/figure1/dense`: of several
             replicates the first.
 
     Raises:
