@@ -20,9 +20,12 @@ class Terminal:
         plain = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.pid, self.screen = pty.fork()
         if not self.pid:
-            termios.tcsetwinsize(1, (30, 100))
-            os.chdir(cwd)
-            os.execvpe(command[0], list(command), {**plain, "TERM": "xterm-256color", **variables})
+            try:
+                termios.tcsetwinsize(1, (30, 100))
+                os.chdir(cwd)
+                os.execvpe(command[0], list(command), {**plain, "TERM": "xterm-256color", **variables})
+            finally:
+                os._exit(127)  # else this copy of the test process would go on with the tests
 
     def read(self, until=None):
         """Read until a text was shown, or to the end."""
