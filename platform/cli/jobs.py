@@ -68,7 +68,7 @@ def _status_grid(summary: Record) -> Grid:
         outer.add_row(Text(f"runs: {counts}"))
         rows = []
         for run in summary["storage"]["active"]:
-            left = run["seconds left"]
+            left = run["seconds_left"]
             text = f"{clock(left)} left" if left is not None else f"for {clock(run['silent'])}" if run["silent"] else ""
             how = Text(run["state"], COLOURS.get(run["state"], "dim"))
             rows.append(

@@ -123,7 +123,10 @@ def runs(
     sort: Annotated[
         str, typer.Option(help="Order by age, size, seconds, epoch or any field; -size puts the largest first.")
     ] = "age",
-    limit: Annotated[int, typer.Option(help="Maximum number of runs; 0 shows all.", min=0)] = MOST,
+    limit: Annotated[
+        int | None,
+        typer.Option(help=f"Maximum number of runs; 0 shows all (default: {MOST}, with --json all).", min=0),
+    ] = None,
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:
@@ -137,10 +140,11 @@ def runs(
     with progress_bar(title) if console.is_terminal else nullcontext() as report:
         every = list_runs(Storage.open(storage), task, report)
     selected = select(every, parse_set(where or [], "--where"), state or (), sort)
+    most = limit if limit is not None else 0 if as_json else MOST
+    shown = selected[:most] if most else selected
     if as_json:
-        print_json(selected)
+        print_json(shown)
         return
-    shown = selected[:limit] if limit else selected
     base = usual(every)
     rows = []
     for run in shown:
@@ -342,15 +346,15 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
 
     Tables that are named are shown in full, as they were filled.
 
-    Examples: `retable tables` · `retable tables rl/table1` · `retable tables --storage s3://lab/results --json`
+    Examples: `retable tables` · `retable tables rl/table1 --json` · `retable tables --storage s3://lab/results`
     """
     from retable.platform.report.describe import tables_of
 
     where = Storage.open(storage)
-    if names and not as_json:
-        _show_tables(names, where)
+    if names:
+        _show_tables(names, where, as_json)
         return
-    filled_tables = [each for each in tables_of(where) if not names or each["table"] in names]
+    filled_tables = tables_of(where)
     if as_json:
         print_json(filled_tables)
         return
@@ -358,11 +362,13 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
         raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
     rows = []
     for each in filled_tables:
-        filled = f"{each['filled']}/{each['rows'] - each['absent']}" if "filled" in each else Text("none", "yellow")
-        claims = ", ".join(f"{count} {status}" for status, count in each.get("claims", {}).items())
+        there = each["filled"] is not None
+        filled = f"{each['filled']}/{each['rows'] - each['absent']}" if there else Text("none", "yellow")
+        claims = ", ".join(f"{count} {status}" for status, count in each["claims"].items())
         changes = f"changed: {describe(each['set'])}" if each["set"] else ""
         about = each["why"] or "; ".join(text for text in (changes, claims) if text)
-        rows.append((each["table"], each["scale"], filled, each.get("absent", ""), each.get("replicates", ""), about))
+        counts = (each["absent"], each["replicates"]) if there else ("", "")
+        rows.append((each["table"], each["scale"], filled, *counts, about))
     show(grid(("table", "scale", "rows", "absent", "numbers", "claims"), rows, "rows absent numbers"))
     defined = {f"{task}/{table}" for task, entry in catalogue()["tasks"].items() for table in entry.get("tables", ())}
     rest = sorted(defined - {each["table"] for each in filled_tables})
@@ -371,23 +377,27 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
     )
 
 
-def _show_tables(names: Sequence[str], storage: Storage) -> None:
-    """Print tables in full, as they were filled.
+def _show_tables(names: Sequence[str], storage: Storage, as_json: bool) -> None:
+    """Print tables in full, as they were filled; the same table may be there at several scales.
 
     Raises:
         UserError: where one was not filled on the storage.
     """
     from retable.platform.cli.filled import print_section
+    from retable.platform.report.describe import describe_table
     from retable.platform.report.write import kept_tables
 
     kept = kept_tables(storage)
+    names_here = dict.fromkeys(part.name for part in kept)
     for name in names:
-        parts = [part for part in kept if part.name == name]
-        if not parts:
-            known = dict.fromkeys(part.name for part in kept)
-            raise UserError(f"{storage}: no table {name!r} was filled here{nearest(name, known)}")
-        for part in parts:
-            print_section(part)
+        if name not in names_here:
+            raise UserError(f"{storage}: no table {name!r} was filled here{nearest(name, names_here)}")
+    chosen = [part for name in names for part in kept if part.name == name]
+    if as_json:
+        print_json(list(map(describe_table, chosen)))
+        return
+    for part in chosen:
+        print_section(part)
 
 
 @app.command()
@@ -402,7 +412,7 @@ def diff(first: RunName, second: RunName, storage: Where = "results", as_json: J
     one, other = (describe_run(find_run(where, name)) for name in (first, second))
     differences = diff_runs(one, other)
     if as_json:
-        print_json({"runs": [one["run"], other["run"]], **differences})
+        print_json({"runs": [one["run"], other["run"]], "differences": differences})
         return
     if one["task"] != other["task"]:
         errors.print(f"note: a run of {plain(one['task'])} and one of {plain(other['task'])}", markup=False)
