@@ -44,15 +44,17 @@ Epoch = Annotated[int, typer.Option(help="A kept epoch, for runs without @EPOCH;
 def fetch(
     name: Annotated[str, typer.Argument(help="A dataset; without one they are listed.")] = "",
 ) -> None:
-    """List Weather4cast's data and how to get them: they need a registration, so nothing is downloaded.
+    """List Weather4cast's data, or say how to get a dataset: it needs a registration, so nothing is downloaded.
 
-    Example: `retable data fetch weather`
+    Examples: `retable data fetch weather` · `retable data fetch weather w4c22`
     """
     from retable.platform.store.download import choose, read_published
 
     published = read_published(Path(__file__).with_name("sources.json"))
-    print_lines(published.values())
-    choose(published, name or "w4c22")
+    if not name:
+        print_lines(published.values())
+        return
+    choose(published, name)
 
 
 def make(
