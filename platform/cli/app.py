@@ -229,7 +229,12 @@ def plan(
             metavar="FILE", help="Cluster file of Ray's launcher or of KubeRay: print nodes, money and time there."
         ),
     ] = "",
-    prices: Annotated[str, typer.Option(metavar="FILE", help="What its machines cost.")] = "prices.toml",
+    prices: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="Prices of its machines (default: ./prices.toml, else examples of the package)."
+        ),
+    ] = "",
     configs: Annotated[
         bool, typer.Option("--configs", help="Also print each row: its fields, view, parent, data, cost and runs.")
     ] = False,
@@ -249,9 +254,12 @@ def plan(
     """
     from retable.platform.plan import audit as auditing
     from retable.platform.plan import calibration
-    from retable.platform.plan.cluster_spec import read_cluster, read_prices
+    from retable.platform.plan.cluster_spec import SHIPPED, prices_file, read_cluster, read_prices
     from retable.platform.plan.graph import as_dot, as_text, build
 
+    prices = prices or prices_file()
+    if cluster and prices == str(SHIPPED):
+        errors.print(f"prices: examples; copy {SHIPPED} to ./prices.toml and write your own there", markup=False)
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
     work = retable.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)

@@ -17,7 +17,9 @@ from typing import Any
 from retable.platform import ray_compat
 from retable.platform.errors import UserError, nearest
 
-EXAMPLE = "the repository's prices.toml shows how"
+SHIPPED = Path(__file__).with_name("prices.toml")
+"""Example prices, which come with the package."""
+EXAMPLE = f"{SHIPPED} shows how"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,11 @@ class Cluster:
     """Workers of all kinds together."""
     idle: float
     """Hours that a node without work is kept."""
+
+
+def prices_file() -> str:
+    """Return `prices.toml` of the current folder if there is one, else the example prices of the package."""
+    return "prices.toml" if Path("prices.toml").is_file() else str(SHIPPED)
 
 
 def read_prices(file: str) -> Prices:

@@ -314,5 +314,11 @@ def test_the_repositorys_own_files_go_together_and_the_command_prints_them(tmp_p
     assert shown.exit_code == 0, shown.output
     assert re.search(r"^ *line/table1 +6 +8 ", shown.output, re.MULTILINE)
     assert "gpu (g6.4xlarge, spot)" in shown.output and "not known: no run of this plan" in shown.output
+    monkeypatch.chdir(tmp_path)  # no prices.toml: the package's
+    again = CliRunner().invoke(cli.app, ["plan", "line/table1", "line/figure1", *where[:4]])
+    assert again.stdout == shown.stdout and again.stderr.startswith("prices: examples; copy /")
+    Path("prices.toml").write_text('currency = ""')
+    own = CliRunner().invoke(cli.app, ["plan", "line/table1", *where[:4]])
+    assert isinstance(own.exception, UserError) and str(own.exception).startswith("prices.toml: currency must be")
     missing = CliRunner().invoke(cli.app, ["plan", "line/table1", *where[:4], "--prices", str(tmp_path / "no.toml")])
     assert isinstance(missing.exception, UserError) and "name a file by --prices" in str(missing.exception)
