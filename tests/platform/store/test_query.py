@@ -143,7 +143,7 @@ def test_show_tells_all_of_a_run_and_diff_what_two_differ_in(retable, storage):
         str(path.relative_to(other.folder.root)) for path in Path(other.folder.root).rglob("*") if path.is_file()
     }
     words = ("diff", one.fingerprint, other.fingerprint, "--storage", storage.root)
-    found = json.loads(retable(*words, "--json").stdout)
+    found = json.loads(retable(*words, "--json").stdout)["differences"]
     assert found["config"] == {"seed": [0, 1]} and found["metrics"]["loss"] == [0.5, 0.75] and "versions" not in found
     assert "+0.25" in retable(*words).stdout
     assert "rmse" in retable("show", "latest", "--storage", storage.root).stdout
