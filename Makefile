@@ -84,5 +84,6 @@ audit:
 	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==$(PIP_AUDIT)
 	build/audit/bin/pip-audit --strict --disable-pip --no-deps --requirement requirements.lock
 
+# Results stay: they may be a night's work.
 clean:
-	rm -rf $(VENV) results build
+	rm -rf $(VENV) build

@@ -34,7 +34,7 @@ def whole() -> typer.Typer:
     app = typer.Typer(name="retable", help=cli.app.info.help, callback=cli.options)
     app.registered_commands[:] = cli.app.registered_commands
     app.registered_groups[:] = cli.PLATFORM
-    data = typer.Typer(help="Download, make, check, convert or import a task's data.")
+    data = typer.Typer(help=cli.DATA_HELP)
     verbs = {verb: typer.Typer(help=text) for verb, text in cli.VERBS.items()}
     for name in filter(tasks.has_commands, tasks.names()):
         module = importlib.import_module(f"retable.tasks.{name}.cli")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -36,10 +37,10 @@ Mirror = Annotated[
     str, typer.Option(help="Address that holds the files below their host and path, e.g. http://mirror.example.")
 ]
 Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
-Run = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits.")]
-Epoch = Annotated[int, typer.Option(help="A kept epoch; 0: the last.", min=0)]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1; none: a GPU where there is one.")]
-Licence = Annotated[str, typer.Option(help="What the file may be used for, kept in it.")]
+Run = Annotated[str, typer.Argument(help="A run's fingerprint or its first digits.")]
+Epoch = Annotated[int, typer.Option(help="A kept epoch; 0 is the last one.", min=0)]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:1 (default: a GPU if there is one).")]
+Licence = Annotated[str, typer.Option(help="Terms of use to store in the file.")]
 Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Stop downloading after this time, e.g. 2h.")]
 """Options of the commands of several tasks."""
 
@@ -51,11 +52,18 @@ ROWS = 8
 FIRST = 0.05
 """Share of the work that is done before the rest is guessed at: the first few pieces are no measure of the others."""
 
+
+def new_console(**options: Any) -> Console:
+    """Return a console; where NO_COLOR is set, it writes neither colors nor bold or dim text."""
+    system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(highlight=False, soft_wrap=True, color_system=system, **options)
+
+
 if sys.stdout.isatty():
-    console = Console(highlight=False, soft_wrap=True)
+    console = new_console()
 else:  # FORCE_COLOR asks for colours in a pipe, not for lines that are drawn over
-    console = Console(highlight=False, soft_wrap=True, width=160, force_interactive=False)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = new_console(width=160, force_interactive=False)
+errors = new_console(stderr=True)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Print the test files of what changed since the merge base with a branch: `python -m tests.changed [main]`.
 
 `platform/store/run.py` is tested by `tests/platform/store/test_run.py`; where there is no file of that name, by the
-tests of its room.
+tests of its room. Templates, styles, scripts and data of the package likewise; pages by the tests of the documents.
 """
 
 from __future__ import annotations
@@ -13,6 +13,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LEVELS = "tests/platform/test_levels.py"
+KINDS = (".py", ".j2", ".css", ".js", ".json", ".md", ".csv")
+"""Endings of files that a test reads."""
+NAMED = {
+    "sources.json": "tests/test_fetch.py",
+    "findings.md": "tests/test_findings.py",
+    "json.md": "tests/platform/cli/test_json.py",
+    "cluster.md": "tests/test_cluster_page.py",
+}
+"""Files of these names, wherever they are, have a test file of their own."""
+DOCUMENTS = "tests/test_documents.py"
 
 
 def changed(base: str, root: Path | None = None) -> list[str]:
@@ -40,8 +50,20 @@ def changed(base: str, root: Path | None = None) -> list[str]:
 
 def files_testing(paths: Iterable[str], root: Path = ROOT) -> list[str]:
     """Return the test files of the files at `paths`, each once."""
-    found = {test for path in paths if path.endswith(".py") for test in _named_for(Path(path), root)}
-    return sorted(found | ({LEVELS} if found else set()))
+    known = [Path(path) for path in paths if path.endswith(KINDS)]
+    code = {test for path in known if path.suffix == ".py" for test in _named_for(path, root)}
+    return sorted(code.union(*(_for_data(path, root) for path in known)) | ({LEVELS} if code else set()))
+
+
+def _for_data(path: Path, root: Path) -> Iterator[str]:
+    if path.suffix == ".py" or path.parts[0] == "tests":
+        return
+    if path.suffix == ".md" and (path.parts[0] == "docs" or len(path.parts) == 1):
+        yield from filter(lambda test: (root / test).exists(), [DOCUMENTS, NAMED.get(path.name, DOCUMENTS)])
+    elif path.name in NAMED:
+        yield NAMED[path.name]
+    else:
+        yield from _named_for(path, root)
 
 
 def _named_for(path: Path, root: Path) -> Iterator[str]:

@@ -4,12 +4,18 @@ import subprocess
 
 import pytest
 
-from tests.changed import LEVELS, changed, files_testing
+from tests.changed import DOCUMENTS, LEVELS, changed, files_testing
 
 
 @pytest.fixture
 def tree(tmp_path):
-    for name in ("platform/store/test_run.py", "platform/store/test_lease.py", "rl/test_prune.py", "rl/test_data.py"):
+    for name in (
+        "platform/store/test_run.py",
+        "platform/store/test_lease.py",
+        "rl/test_prune.py",
+        "rl/test_data.py",
+        "test_documents.py",
+    ):
         path = tmp_path / "tests" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -26,11 +32,22 @@ def tree(tmp_path):
         ("tests/rl/test_prune.py", ["tests/rl/test_prune.py"]),
         ("tests/rl/test_removed.py", []),
         ("docs/tour.py", []),
-        ("README.md", []),
+        ("README.md", [DOCUMENTS]),
+        ("docs/tasks/rl.md", [DOCUMENTS]),
+        (
+            "platform/store/templates/page.j2",
+            ["tests/platform/store/test_lease.py", "tests/platform/store/test_run.py"],
+        ),
+        ("platform/store/run.css", ["tests/platform/store/test_run.py"]),
+        ("tasks/rl/published.csv", ["tests/rl/test_data.py", "tests/rl/test_prune.py"]),
+        ("tasks/rl/sources.json", ["tests/test_fetch.py"]),
+        ("tasks/rl/findings.md", ["tests/test_findings.py"]),
+        ("tasks/rl/zoo/policy.rtsn", []),
+        ("docs/results/rl-small/table1.csv", []),
     ],
 )
 def test_a_file_is_tested_by_the_file_of_its_name_or_by_its_room(tree, path, wanted):
-    assert files_testing([path], tree) == sorted([*wanted, *([LEVELS] if wanted else [])])
+    assert files_testing([path], tree) == sorted([*wanted, *([LEVELS] if wanted and path.endswith(".py") else [])])
 
 
 def test_a_clone_of_another_branch_is_compared_with_the_main_branch_of_its_origin(tmp_path):

@@ -4,23 +4,14 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-import typer
 
 from docs import cli as cli_page
 from retable.platform.cli import app as cli
 from retable.platform.spec.task import find
 from tests import documents
+from tests.command_line import accepted
 
 OURS = [line for line in documents.ALL if line.words[0] == "retable"]
-
-
-def accepted(words):
-    """Read words as the command line does, without doing what they say."""
-    command, context = typer.main.get_command(cli.app), None
-    while hasattr(command, "resolve_command"):
-        context = command.make_context("retable", list(words), parent=context, resilient_parsing=True)
-        _, command, words = command.resolve_command(context, words)
-    command.make_context(command.name, list(words), parent=context)
 
 
 @pytest.mark.parametrize("line", OURS, ids=str)

@@ -3,7 +3,9 @@
 import hashlib
 import io
 import json
+import sys
 import zipfile
+from contextlib import nullcontext
 
 import pytest
 import requests
@@ -11,12 +13,14 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from retable.platform.cli import app as cli
+from retable.platform.console import consent
 from retable.platform.errors import UserError
-from retable.platform.store.download import Hub, listed, read_published
+from retable.platform.store.download import Hub, listed, read_published, unpack
 from retable.platform.store.storage import Storage
 from retable.tasks.audio import data_cli as audio
 from retable.tasks.rl.recordings import d4rl
 from retable.tasks.style import data_cli as style
+from tests import documents
 from tests.audio.generated_layout import write_layout
 from tests.rl.d4rl_files import make_arrays, write
 from tests.web_files import Files, serve
@@ -128,16 +132,53 @@ def test_a_listing_cannot_name_a_file_outside_the_folder(path, server, tmp_path)
 
 
 def test_what_needs_a_login_is_not_asked_for(retable, server):
-    for words in (("weather",), ("audio", "audiocaps", "--yes")):
+    for words in (("weather", "w4c22"), ("audio", "audiocaps", "--yes")):
         said = retable(*words)
         assert isinstance(said.exception, UserError) and "without a login" in str(said.exception)
-    assert "https://weather4cast.net" in retable("weather").output and not server.asked
+    assert not server.asked
+
+
+@pytest.mark.parametrize("task", ["weather", "style", "audio", "rl"])
+def test_without_a_name_every_task_lists_its_sets_and_asks_nobody(retable, server, task):
+    said = retable(task)
+    names = read_published(documents.ROOT / "tasks" / task / "sources.json")
+    assert said.exit_code == 0 and names and not server.asked
+    assert {line.partition(":")[0] for line in said.output.splitlines()} >= names.keys()
+
+
+@pytest.mark.parametrize(("answer", "refused"), [("y\n", False), ("n\n", True)])
+def test_in_a_terminal_consent_is_asked_for(monkeypatch, capsys, answer, refused):
+    screen = io.StringIO(answer)
+    screen.isatty = lambda: True
+    monkeypatch.setattr("sys.stdin", screen)
+    with pytest.raises(UserError, match="nothing was downloaded") if refused else nullcontext():
+        consent("little: 3 MB; CC0", yes=False)
+    said = capsys.readouterr().out
+    assert "little: 3 MB; CC0" in said and "download? [y/N]" in said
+
+
+def test_a_7z_archive_is_unpacked_by_py7zr(tmp_path):
+    py7zr = pytest.importorskip("py7zr")
+    (tmp_path / "bark.txt").write_text("a dog")
+    with py7zr.SevenZipFile(tmp_path / "a.7z", "w") as archive:
+        archive.write(tmp_path / "bark.txt", "sub/bark.txt")
+    unpack(tmp_path / "a.7z")
+    assert (tmp_path / "sub/bark.txt").read_text() == "a dog" and not (tmp_path / "a.7z").exists()
+    (tmp_path / "b.7z").write_bytes(b"no archive")
+    with pytest.raises(UserError, match="remove it and run the same command again"):
+        unpack(tmp_path / "b.7z")
+
+
+def test_without_py7zr_a_line_says_what_to_install_and_the_archive_stays(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "py7zr", None)
+    (tmp_path / "a.7z").write_bytes(b"7z")
+    with pytest.raises(UserError, match=r"a.7z: is unpacked by py7zr; pip install 'retable\[archives\]'$"):
+        unpack(tmp_path / "a.7z")
+    assert (tmp_path / "a.7z").exists()
 
 
 @pytest.mark.parametrize("task", ["weather", "style", "audio", "rl"])
 def test_every_source_has_a_licence_a_page_and_one_way_to_it(task):
-    from tests import documents
-
     for each in read_published(documents.ROOT / "tasks" / task / "sources.json").values():
         assert each.licence and each.page.startswith("https://")
         assert sum(map(bool, (each.files, each.hub, each.by_hand))) == 1

@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="retable",
     help="Re-run the tables of published systems, sweep them, and serve the best models, on Ray.\n\n"
-    "`retable reproduce rl/table1` fills a paper's table, measured beside published; the same command again trains "
-    "nothing. Set RAY_ADDRESS, or use `ray job submit`, to run on a cluster.",
+    "Set RAY_ADDRESS, or use `retable submit`, to run on a cluster.\n\n"
+    "Example: `retable reproduce rl/table1` fills a paper's table, measured beside published; the same command again "
+    "trains nothing.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
@@ -223,11 +224,19 @@ def plan(
     rows: Rows = None,
     storage: Where = "results",
     cluster: Annotated[
-        str, typer.Option(metavar="FILE", help="A file of Ray's cluster launcher, or of KubeRay: what it takes there.")
+        str,
+        typer.Option(
+            metavar="FILE", help="Cluster file of Ray's launcher or of KubeRay: print nodes, money and time there."
+        ),
     ] = "",
-    prices: Annotated[str, typer.Option(metavar="FILE", help="What its machines cost.")] = "prices.toml",
+    prices: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="Prices of its machines (default: ./prices.toml, else examples of the package)."
+        ),
+    ] = "",
     configs: Annotated[
-        bool, typer.Option("--configs", help="Also each row: its fields, view, parent, data, cost and runs.")
+        bool, typer.Option("--configs", help="Also print each row: its fields, view, parent, data, cost and runs.")
     ] = False,
     graph: Annotated[
         Literal["text", "dot"] | None,
@@ -245,9 +254,12 @@ def plan(
     """
     from retable.platform.plan import audit as auditing
     from retable.platform.plan import calibration
-    from retable.platform.plan.cluster_spec import read_cluster, read_prices
+    from retable.platform.plan.cluster_spec import SHIPPED, prices_file, read_cluster, read_prices
     from retable.platform.plan.graph import as_dot, as_text, build
 
+    prices = prices or prices_file()
+    if cluster and prices == str(SHIPPED):
+        errors.print(f"prices: examples; copy {SHIPPED} to ./prices.toml and write your own there", markup=False)
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
     work = retable.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)
@@ -428,10 +440,10 @@ def train(
     storage: Where = "results",
     *,
     wanted: Resources,
-    keep: Annotated[list[int] | None, typer.Option(help="An epoch whose weights are kept; may be repeated.")] = None,
+    keep: Annotated[list[int] | None, typer.Option(help="Keep the weights of this epoch; may be repeated.")] = None,
     retry_diverged: Retry = False,
 ) -> None:
-    """Train one config, or go on with it.
+    """Train one config, or resume it.
 
     Example: `retable train rl --set prune=snip --set prune.sparsity=0.9 --workers 2`
     """
@@ -453,10 +465,10 @@ def train(
 
 @app.command()
 def score(
-    run: Annotated[str, typer.Argument(help="A run: its first digits, `latest`, or TABLE/ROW; or a table.")],
+    run: Annotated[str, typer.Argument(help="A run (its first digits, `latest`, or TABLE/ROW) or a table.")],
     set: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a field of the view: split=validation; of a table as `reproduce` does."),
+        typer.Option("--set", help="Change a field of the view: split=validation; for a table as in `reproduce`."),
     ] = None,
     scale: ScaleName = tasks.DEFAULT_SCALE,
     rows: Rows = None,
@@ -489,11 +501,11 @@ def sweep(
     scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     storage: Where = "results",
-    samples: Annotated[int | None, typer.Option(help="Points to draw; default: what the space says.", min=1)] = None,
+    samples: Annotated[int | None, typer.Option(help="Points to draw (default: as the space says).", min=1)] = None,
     *,
     wanted: Resources,
 ) -> None:
-    """Search a space with Ray Tune; the same command goes on where it stopped. Prints the winner as --set options.
+    """Search a space with Ray Tune, or resume the search; print the winner as --set options.
 
     Examples: `retable sweep rl --set environment=Hopper` · `retable sweep --space my.py`
     """
@@ -553,13 +565,15 @@ def report(
     set: Set = None,
     rows: Rows = None,
     storage: Where = "results",
-    output: Annotated[str | None, typer.Option(help="Folder of the report; default: <storage>/report.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help="Folder of the report (default: the folder report of the storage).")
+    ] = None,
     compare: Annotated[
-        str, typer.Option(metavar="OTHER", help="Another storage, or a report's folder: what changed since, too.")
+        str, typer.Option(metavar="OTHER", help="Also print what changed since another storage or report folder.")
     ] = "",
-    single_file: Annotated[bool, typer.Option("--single-file", help="One page with all of its pictures, to send.")] = (
-        False
-    ),
+    single_file: Annotated[
+        bool, typer.Option("--single-file", help="Write one page that contains its pictures, to send.")
+    ] = (False),
 ) -> None:
     """Write the report of all tables that a storage path holds: HTML, Markdown, CSV, LaTeX, PNG, SVG.
 
@@ -585,7 +599,7 @@ def report(
 
 @app.command()
 def zoo(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks; none: all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks (default: all).")] = None,
 ) -> None:
     """List the models that come with the tasks: what each is, where it is from, its score on data it never saw.
 
@@ -603,29 +617,41 @@ def zoo(
 
 @app.command()
 def serve(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks; none: all there are.")] = None,
-    run: Annotated[list[str] | None, typer.Option(help="A run's fingerprint; may be repeated. Else the best.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks to serve (default: all).")
+    ] = None,
+    run: Annotated[
+        list[str] | None, typer.Option(help="Fingerprint of a run; may be repeated (default: the best runs).")
+    ] = None,
     best: Annotated[
-        list[str] | None, typer.Option(metavar="TABLE[/METRIC]", help="The best of a table's runs; may be repeated.")
+        list[str] | None, typer.Option(metavar="TABLE[/METRIC]", help="Serve the best run of a table; may be repeated.")
     ] = None,
-    zoo: Annotated[bool, typer.Option("--zoo", help="The files that come with the tasks, whatever runs there are.")] = (
-        False
-    ),
-    host: Annotated[str, typer.Option(help="Any other than this machine's own asks for a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    zoo: Annotated[
+        bool, typer.Option("--zoo", help="Serve the models that come with the tasks, even where there are runs.")
+    ] = (False),
+    host: Annotated[
+        str, typer.Option(help="Bind address; a token is required for non-loopback addresses.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="TCP port.", min=1, max=65535)] = 8000,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A proxy's name, as browsers show it; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Also accept requests to this host name, e.g. a proxy's; may be repeated."),
     ] = None,
-    name: Annotated[str, typer.Option(help="Serve below /NAME, beside others on one cluster; none: below /.")] = "",
-    token_file: Annotated[str, typer.Option(help="Holds the token, mode 0600; else RETABLE_TOKEN does.")] = "",
-    index: Annotated[
-        str, typer.Option(help="Of recordings, by `retable audio index`; none: those that the server keeps.")
+    name: Annotated[
+        str, typer.Option(help="Serve below /NAME, beside other servers on one cluster (default: below /).")
     ] = "",
-    anyway: Annotated[bool, typer.Option("--anyway", help="Take a model of audio of the smoke scale, too.")] = False,
+    token_file: Annotated[
+        str, typer.Option(help="File with the token, mode 0600 (default: the variable RETABLE_TOKEN).")
+    ] = "",
+    index: Annotated[str, typer.Option(help="Audio index directory (default: the server's own).")] = "",
+    anyway: Annotated[bool, typer.Option("--anyway", help="Allow smoke-scale audio models.")] = False,
     replicas: Annotated[
-        list[str] | None, typer.Option(metavar="[TASK=]N", help="Replicas that are always there; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="[TASK=]N", help="Minimum number of replicas, of one task or of all; may be repeated."),
     ] = None,
-    config_out: Annotated[str, typer.Option(help="Write the config file for `serve deploy`, and serve nothing.")] = "",
+    config_out: Annotated[
+        str, typer.Option(help="Write the config file for `serve deploy` here, and serve nothing.")
+    ] = "",
     storage: Where = "results",
 ) -> None:
     """Serve the best models behind one address, with a page, until Ctrl-C; on SIGHUP choose again.
@@ -640,14 +666,16 @@ def serve(
 
 @app.command()
 def predict(
-    task: Annotated[str, typer.Argument(help="What answers: weather, style, audio or rl.")],
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders, patterns.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the answers.")],
-    model: Annotated[str, typer.Option(help="A run, an exported file, a name of the zoo; else the best run.")] = "",
+    task: Annotated[str, typer.Argument(help="Task of the model: weather, style, audio or rl.")],
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders or patterns.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the predictions.")],
+    model: Annotated[
+        str, typer.Option(help="A run, an exported file or a name of the zoo (default: the best run).")
+    ] = "",
     set: Set = None,
     storage: Where = "results",
 ) -> None:
-    """Answer many files by a trained model, over Ray, without a server; again: only new and changed ones.
+    """Predict for many files on Ray, without a server; a second call predicts only for new and changed files.
 
     rl: observations (.npy) to actions; style: photographs to paintings; audio: recordings to vectors; weather:
     satellite images (.npz, .h5) to probabilities of rain.
@@ -668,10 +696,10 @@ def predict(
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the task: my_paper.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the task, e.g. my_paper.")],
     table: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The paper's table as CSV; columns `set:path` say what rows change."),
+        typer.Option(metavar="FILE", help="The paper's table as CSV; columns `set:path` hold what rows change."),
     ] = None,
 ) -> None:
     """Write a task of your own that runs at once: config, data, learner, the paper's table, a claim and a test.
@@ -698,7 +726,10 @@ def new(
 
 @app.command()
 def doctor(storage: Where = "results") -> None:
-    """Check this machine: versions, cores, GPUs, the storage, and settings that make Ray hang."""
+    """Check this machine: versions, cores, GPUs, the storage, and settings that make Ray hang.
+
+    Examples: `retable doctor` · `retable doctor --storage s3://bucket/retable`
+    """
     from retable.platform.cli.doctor import checks
 
     bad = 0
@@ -711,13 +742,16 @@ def doctor(storage: Where = "results") -> None:
 
 
 VERBS = {
-    "fetch": "Download a task's published data, check and convert them.",
-    "make": "Write generated or recorded data in the task's real format.",
-    "check": "Say every defect of a data set, one line each.",
-    "convert": "Read the real public files into the form that training streams.",
-    "import": "Bring other real data into the task's layout.",
+    "fetch": "Download a task's published data, check and convert them.\n\nExample: `retable data fetch rl` (a list)",
+    "make": "Write generated or recorded data in the task's real format.\n\nExample: `retable data make style`",
+    "check": "List every defect of a data set, one line each.\n\nExample: `retable data check style ~/Pictures`",
+    "convert": "Read the real public files into the form that training streams.\n\n"
+    "Example: `retable data convert rl hopper_expert-v2.hdf5`",
+    "import": "Convert other real data to the task's layout.\n\n"
+    "Example: `retable data import style ~/Pictures --name mine`",
 }
-"""Commands of `retable data`: what each does."""
+"""Commands of `retable data`: what each does, with an example."""
+DATA_HELP = "Download, make, check, convert or import a task's data.\n\nExample: `retable data make weather --size 36`"
 
 
 def typed() -> list[str]:
@@ -735,7 +769,7 @@ def mount(words: Sequence[str]) -> None:
     A task is imported (which takes seconds) only for a command of it; the help that lists them is the catalogue's.
     """
     app.registered_groups[:] = PLATFORM
-    data_app = typer.Typer(no_args_is_help=True, help="Download, make, check, convert or import a task's data.")
+    data_app = typer.Typer(no_args_is_help=True, help=DATA_HELP)
     verbs = {verb: typer.Typer(no_args_is_help=True, help=text) for verb, text in VERBS.items()}
     for name in tasks.names():
         if not tasks.has_commands(name):

@@ -19,14 +19,16 @@ from retable.platform.text import age, clock
 
 app = typer.Typer()
 
-Address = Annotated[str, typer.Option(help="Of the dashboard, http://HEAD:8265; else RAY_API_SERVER_ADDRESS.")]
+Address = Annotated[
+    str, typer.Option(help="Address of Ray's dashboard, http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS).")
+]
 
 
 @app.command()
 def status(
     storage: Where = "results",
     address: Address = "",
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every 10 seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every 10 seconds, until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show running trainings by host with progress, failures with their cause, and stale runs.
@@ -66,7 +68,7 @@ def _status_grid(summary: Record) -> Grid:
         outer.add_row(Text(f"runs: {counts}"))
         rows = []
         for run in summary["storage"]["active"]:
-            left = run["seconds left"]
+            left = run["seconds_left"]
             text = f"{clock(left)} left" if left is not None else f"for {clock(run['silent'])}" if run["silent"] else ""
             how = Text(run["state"], COLOURS.get(run["state"], "dim"))
             rows.append(
@@ -88,15 +90,17 @@ def _status_grid(summary: Record) -> Grid:
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def submit(
-    words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Such as reproduce rl.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="A command of retable, such as reproduce rl.")
+    ] = None,
     address: Address = "",
     storage: Where = "results",
-    working_dir: Annotated[
-        Path, typer.Option(help="The folder that is uploaded.", exists=True, file_okay=False)
-    ] = Path(),
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Print what the job says until it ends.")] = True,
+    working_dir: Annotated[Path, typer.Option(help="Folder to upload.", exists=True, file_okay=False)] = Path(),
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Print the job's output until it ends.")] = True,
     follow_job: Annotated[str, typer.Option(metavar="JOB", help="Follow a job that was submitted before.")] = "",
-    stop: Annotated[str, typer.Option(metavar="JOB", help="Stop a job; submitted again, it goes on.")] = "",
+    stop: Annotated[
+        str, typer.Option(metavar="JOB", help="Stop a job; the same command, submitted again, resumes it.")
+    ] = "",
     list_: Annotated[bool, typer.Option("--list", help="List the cluster's jobs.")] = False,
     fetch: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Copy the storage's report to a folder here.")

@@ -29,7 +29,10 @@ Where = Annotated[
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-TableNames = Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="Such as rl/table1.")]
+TableNames = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TABLE]...", help="Show these in full, e.g. rl/table1 (default: list all)."),
+]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run: its first digits, `latest`, or TABLE/ROW.")]
 
 COLOURS = {"finished": "green", "running": "cyan", "failed": "red", "corrupt": "red", "diverged": "yellow"}
@@ -100,30 +103,36 @@ class RunsGroup(TyperGroup):
 runs_app = typer.Typer(
     cls=RunsGroup,
     help="List the runs on a storage (`retable runs [TASK]`), pack what fills tables into a bundle, unpack one.\n\n"
-    "`retable runs` alone is `retable runs list`; `retable runs list --help` explains its options.",
+    "`retable runs` alone is `retable runs list`; `retable runs list --help` explains its options.\n\n"
+    "Examples: `retable runs` · `retable runs rl --state failed`",
 )
 app.add_typer(runs_app, name="runs")
 
 
 @runs_app.command("list")
 def runs(
-    task: Annotated[str, typer.Argument(metavar="[TASK]", help="A task; none: all.")] = "",
+    task: Annotated[str, typer.Argument(metavar="[TASK]", help="A task (default: all).")] = "",
     where: Annotated[
-        list[str] | None, typer.Option("--where", help="Only runs with field=value, of the config or of the listing.")
+        list[str] | None,
+        typer.Option("--where", help="Only runs with field=value, a field of the config or of the listing."),
     ] = None,
     state: Annotated[
-        list[str] | None, typer.Option(help="finished, diverged, running, stale, incomplete, failed, corrupt.")
+        list[str] | None,
+        typer.Option(help="Only this state: finished, diverged, running, stale, incomplete, failed or corrupt."),
     ] = None,
     sort: Annotated[
-        str, typer.Option(help="age, size, seconds, epoch, or any field; -size: the smallest last.")
+        str, typer.Option(help="Order by age, size, seconds, epoch or any field; -size puts the largest first.")
     ] = "age",
-    limit: Annotated[int, typer.Option(help="Most runs to show; 0: all.", min=0)] = MOST,
+    limit: Annotated[
+        int | None,
+        typer.Option(help=f"Maximum number of runs; 0 shows all (default: {MOST}, with --json all).", min=0),
+    ] = None,
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:
     """List the runs on a storage: state, epochs, age, size, and their differences from most.
 
-    Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs --state failed --state stale`
+    Examples: `retable runs rl --where prune=snip --sort -size` · `retable runs list --state failed --state stale`
     """
     from retable.platform.store.query import differs, list_runs, select, usual
 
@@ -131,10 +140,11 @@ def runs(
     with progress_bar(title) if console.is_terminal else nullcontext() as report:
         every = list_runs(Storage.open(storage), task, report)
     selected = select(every, parse_set(where or [], "--where"), state or (), sort)
+    most = limit if limit is not None else 0 if as_json else MOST
+    shown = selected[:most] if most else selected
     if as_json:
-        print_json(selected)
+        print_json(shown)
         return
-    shown = selected[:limit] if limit else selected
     base = usual(every)
     rows = []
     for run in shown:
@@ -157,7 +167,9 @@ def runs(
 def pack(
     tables: Annotated[
         list[str] | None,
-        typer.Argument(help="Tables such as rl/table1; `rl` for all of a task (default: all that were asked for)."),
+        typer.Argument(
+            help="Table names such as rl/table1; a task name selects all its tables (default: all that were requested)."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the bundle here.")] = Path(
         "results.bundle"
@@ -172,7 +184,10 @@ def pack(
     ] = None,
     weights: Annotated[bool, typer.Option("--weights", help="Also pack the weights that were kept.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Also pack what goes on elsewhere: checkpoints, weights of parents.")
+        bool,
+        typer.Option(
+            "--resume", help="Also pack what unfinished runs need to resume elsewhere: checkpoints, weights of parents."
+        ),
     ] = False,
     storage: Where = "results",
     as_json: Json = False,
@@ -219,7 +234,7 @@ def unpack(
 @app.command()
 def verify(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A file that `retable runs pack` wrote.")],
-    sample: Annotated[int, typer.Option(help="Train so many of its runs again.", min=1)] = 5,
+    sample: Annotated[int, typer.Option(help="Number of runs to train again.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Draw the sample with this seed.", min=0)] = 0,
     tolerance: Annotated[
         float, typer.Option(help="Relative tolerance on another device, other versions or other code.", min=0)
@@ -253,7 +268,7 @@ def verify(
 def show_run(run: RunName, storage: Where = "results", as_json: Json = False) -> None:
     """Show a run: its config, last metrics, provenance, attempts, last traceback, views with scores, files.
 
-    Examples: `retable show latest --json` · `retable show rl/table1/dense`
+    Examples: `retable show latest --json` · `retable show rl/figure1/dense`
     """
     from retable.platform.report.describe import describe_run, find_run, last_tracebacks
     from retable.platform.store.provenance import name_of
@@ -331,15 +346,15 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
 
     Tables that are named are shown in full, as they were filled.
 
-    Examples: `retable tables` · `retable tables rl/table1` · `retable tables --storage s3://lab/results --json`
+    Examples: `retable tables` · `retable tables rl/table1 --json` · `retable tables --storage s3://lab/results`
     """
     from retable.platform.report.describe import tables_of
 
     where = Storage.open(storage)
-    if names and not as_json:
-        _show_tables(names, where)
+    if names:
+        _show_tables(names, where, as_json)
         return
-    filled_tables = [each for each in tables_of(where) if not names or each["table"] in names]
+    filled_tables = tables_of(where)
     if as_json:
         print_json(filled_tables)
         return
@@ -347,11 +362,13 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
         raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
     rows = []
     for each in filled_tables:
-        filled = f"{each['filled']}/{each['rows'] - each['absent']}" if "filled" in each else Text("none", "yellow")
-        claims = ", ".join(f"{count} {status}" for status, count in each.get("claims", {}).items())
+        there = each["filled"] is not None
+        filled = f"{each['filled']}/{each['rows'] - each['absent']}" if there else Text("none", "yellow")
+        claims = ", ".join(f"{count} {status}" for status, count in each["claims"].items())
         changes = f"changed: {describe(each['set'])}" if each["set"] else ""
         about = each["why"] or "; ".join(text for text in (changes, claims) if text)
-        rows.append((each["table"], each["scale"], filled, each.get("absent", ""), each.get("replicates", ""), about))
+        counts = (each["absent"], each["replicates"]) if there else ("", "")
+        rows.append((each["table"], each["scale"], filled, *counts, about))
     show(grid(("table", "scale", "rows", "absent", "numbers", "claims"), rows, "rows absent numbers"))
     defined = {f"{task}/{table}" for task, entry in catalogue()["tasks"].items() for table in entry.get("tables", ())}
     rest = sorted(defined - {each["table"] for each in filled_tables})
@@ -360,30 +377,34 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
     )
 
 
-def _show_tables(names: Sequence[str], storage: Storage) -> None:
-    """Print tables in full, as they were filled.
+def _show_tables(names: Sequence[str], storage: Storage, as_json: bool) -> None:
+    """Print tables in full, as they were filled; the same table may be there at several scales.
 
     Raises:
         UserError: where one was not filled on the storage.
     """
     from retable.platform.cli.filled import print_section
+    from retable.platform.report.describe import describe_table
     from retable.platform.report.write import kept_tables
 
     kept = kept_tables(storage)
+    names_here = dict.fromkeys(part.name for part in kept)
     for name in names:
-        parts = [part for part in kept if part.name == name]
-        if not parts:
-            known = dict.fromkeys(part.name for part in kept)
-            raise UserError(f"{storage}: no table {name!r} was filled here{nearest(name, known)}")
-        for part in parts:
-            print_section(part)
+        if name not in names_here:
+            raise UserError(f"{storage}: no table {name!r} was filled here{nearest(name, names_here)}")
+    chosen = [part for name in names for part in kept if part.name == name]
+    if as_json:
+        print_json(list(map(describe_table, chosen)))
+        return
+    for part in chosen:
+        print_section(part)
 
 
 @app.command()
 def diff(first: RunName, second: RunName, storage: Where = "results", as_json: Json = False) -> None:
     """Show where two runs differ: config, data, code, versions, machine, and metrics and scores side by side.
 
-    Example: `retable diff rl/table1/dense latest`
+    Example: `retable diff rl/figure1/dense latest`
     """
     from retable.platform.report.describe import describe_run, diff_runs, find_run
 
@@ -391,7 +412,7 @@ def diff(first: RunName, second: RunName, storage: Where = "results", as_json: J
     one, other = (describe_run(find_run(where, name)) for name in (first, second))
     differences = diff_runs(one, other)
     if as_json:
-        print_json({"runs": [one["run"], other["run"]], **differences})
+        print_json({"runs": [one["run"], other["run"]], "differences": differences})
         return
     if one["task"] != other["task"]:
         errors.print(f"note: a run of {plain(one['task'])} and one of {plain(other['task'])}", markup=False)
@@ -413,9 +434,9 @@ def gap(first: object, second: object) -> str:
 @app.command()
 def gc(
     older_than: Annotated[
-        float, typer.Option(metavar="DAYS", help="Only what has not changed for so long.", min=0)
+        float, typer.Option(metavar="DAYS", help="Only items that have not changed for this many days.", min=0)
     ] = 0.0,
-    delete: Annotated[bool, typer.Option("--delete", help="Remove it. Without this, it is only listed.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove the items (default: only list them).")] = False,
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:

@@ -24,7 +24,7 @@ def of_storage(storage: Storage) -> dict[str, Any]:
     active = sorted((run for run in runs if run.state in ACTIVE), key=lambda run: (ACTIVE.index(run.state), run.host))
     return {
         "states": dict(Counter(run.state for run in runs)),
-        "active": [run.as_json() | {"seconds left": seconds_left(storage, run)} for run in active],
+        "active": [run.as_json() | {"seconds_left": seconds_left(storage, run)} for run in active],
     }
 
 

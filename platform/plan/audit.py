@@ -77,9 +77,9 @@ def summary(plan: Plan, known: Mapping[str, Learnt], seconds: float) -> dict[str
         "changes": dict(plan.changes),
         "tables": list(plan.tables),
         "trainings": dict(Counter(each.status for each in plan.trainings.values())),
-        "evaluations": {"all": len(plan.scorings), "to do": len(plan.unscored)},
-        "combinations": {"all": len(plan.combinings), "to do": len(plan.uncombined)},
-        "measurements": {"all": len(plan.timings), "to do": len(plan.unmeasured)},
+        "evaluations": {"all": len(plan.scorings), "to_do": len(plan.unscored)},
+        "combinations": {"all": len(plan.combinings), "to_do": len(plan.uncombined)},
+        "measurements": {"all": len(plan.timings), "to_do": len(plan.unmeasured)},
         "core_hours": seconds / 3600,
         "learnt": {name: {"factor": each.factor, "runs": each.runs} for name, each in known.items()},
     }

@@ -17,7 +17,9 @@ from typing import Any
 from retable.platform import ray_compat
 from retable.platform.errors import UserError, nearest
 
-EXAMPLE = "the repository's prices.toml shows how"
+SHIPPED = Path(__file__).with_name("prices.toml")
+"""Example prices, which come with the package."""
+EXAMPLE = f"{SHIPPED} shows how"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,11 @@ class Cluster:
     """Workers of all kinds together."""
     idle: float
     """Hours that a node without work is kept."""
+
+
+def prices_file() -> str:
+    """Return `prices.toml` of the current folder if there is one, else the example prices of the package."""
+    return "prices.toml" if Path("prices.toml").is_file() else str(SHIPPED)
 
 
 def read_prices(file: str) -> Prices:
@@ -148,12 +155,12 @@ def read_cluster(file: str, prices: Prices) -> Cluster:
     except yaml.YAMLError as error:
         raise UserError(f"{file}: not a YAML file ({' '.join(str(error).split())})") from error
     if not documents or not all(isinstance(document, dict) for document in documents):
-        raise UserError(f"{file}: no cluster file of Ray; name one such as cluster.yaml")
+        raise UserError(f"{file}: not a Ray cluster file; name one such as cluster.yaml")
     rays = [document for document in documents if str(document.get("apiVersion", "")).startswith("ray.io/")]
     try:
         document = _kuberay(file, rays[0], prices) if rays else _launcher(file, documents[0], prices)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise UserError(f"{file}: no whole cluster file of Ray ({type(error).__name__}: {error})") from error
+        raise UserError(f"{file}: incomplete Ray cluster file ({type(error).__name__}: {error})") from error
     if document.most < 1 or not any(kind.cpus and kind.most for kind in document.workers):
         raise UserError(f"{file}: no worker with CPUs may ever start; raise max_workers and the CPUs of a worker type")
     return document
@@ -182,7 +189,7 @@ def _checked(file: str, written: dict[str, object]) -> dict[str, Any]:
     remedy = "see https://docs.ray.io/en/latest/cluster/vms/references/ray-cluster-configuration.html"
     logging.getLogger("ray.autoscaler").setLevel(logging.WARNING)  # it tells of each default
     if not isinstance(written.get("provider"), dict):
-        raise UserError(f"{file}: no cluster file of Ray, as it has no provider; name one such as cluster.yaml")
+        raise UserError(f"{file}: not a Ray cluster file, as it has no provider; name one such as cluster.yaml")
     output = io.StringIO()  # Ray prints before it gives up
     try:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):

@@ -1,4 +1,4 @@
-"""One run in full, and the differences of two: for `retable show` and `retable diff`."""
+"""Runs, differences of two and tables as plain data: for `retable show`, `retable diff` and `retable tables`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TypeAlias
 
 from retable.platform.errors import TRACEBACK, UserError, nearest
-from retable.platform.report.results import slug_of
-from retable.platform.report.write import kept_tables, read_request, request_slug
+from retable.platform.report.results import Cell, FilledReplicate, FilledTable, slug_of
+from retable.platform.report.write import Request, kept_tables, read_request, request_slug
 from retable.platform.spec.table import Origin
 from retable.platform.store import provenance
 from retable.platform.store.cache import listed
@@ -30,7 +31,7 @@ def find_run(storage: Storage, start: str) -> RunFolder:
 
     Args:
         storage: where it lies.
-        start: first digits; `latest`, the one that changed last; or `TABLE/ROW`, such as `rl/table1/dense`: of several
+        start: first digits; `latest`, the one that changed last; or `TABLE/ROW`, such as `rl/figure1/dense`: of several
             replicates the first.
 
     Raises:
@@ -80,31 +81,79 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
 def tables_of(storage: Storage) -> list[Record]:
     """Return, as plain data, each table that was asked for on a storage: its scale, changes, and what of it is filled.
 
-    A request whose numbers are not there, or were kept by another version, has no `filled`.
+    Of a request whose numbers are not there, or were kept by another version, `why` says so and the counts are None.
     """
     kept = {slug_of(part): part for part in kept_tables(storage)}
     tables = []
     for file in storage.list("tables"):
         try:
             request = read_request(storage, f"tables/{file}")
-            part = kept.get(request_slug(request))
         except UserError as error:
-            tables.append({"table": file, "scale": "", "set": {}, "why": str(error)})
+            tables.append(_entry({"table": file, "scale": "", "set": {}}, None, str(error)))
             continue
-        entry: Record = {**request, "why": ""}
-        if part is None:
-            entry["why"] = "asked for, and not filled; `retable reproduce` does"
-        else:
-            entry |= {
-                "title": part.title,
-                "rows": len(part.rows),
-                "filled": sum(1 for row in part.rows if row.replicates),
-                "absent": sum(1 for row in part.rows if row.absent),
-                "replicates": sum(len(row.replicates) for row in part.rows),
-                "claims": dict(Counter(claim.status for claim in part.claims)),
-            }
-        tables.append(entry)
+        part = kept.get(request_slug(request))
+        tables.append(_entry(request, part, "" if part else "asked for, and not filled; `retable reproduce` does"))
     return tables
+
+
+def _entry(request: Request, part: FilledTable | None, why: str) -> Record:
+    rows = part.rows if part else None
+    return {
+        "table": request["table"],
+        "scale": request["scale"],
+        "set": request["set"],
+        "chosen": request.get("rows", []),
+        "why": why,
+        "title": part.title if part else "",
+        "rows": None if rows is None else len(rows),
+        "filled": None if rows is None else sum(1 for row in rows if row.replicates),
+        "absent": None if rows is None else sum(1 for row in rows if row.absent),
+        "replicates": None if rows is None else sum(len(row.replicates) for row in rows),
+        "claims": dict(Counter(claim.status for claim in part.claims)) if part else {},
+    }
+
+
+def describe_table(part: FilledTable) -> Record:
+    """Return a filled table in full, as plain data: columns, rows with their cells and replicates, claims."""
+    headers = [column.header for column in part.columns]
+    return {
+        "table": part.name,
+        "scale": part.scale,
+        "set": part.changes,
+        "chosen": part.chosen,
+        "title": part.title,
+        "figure": part.figure,
+        "columns": [{"header": column.header, "better": column.better} for column in part.columns],
+        "rows": [
+            {
+                "label": row.label,
+                "absent": row.absent,
+                "planned": row.planned,
+                "cells": [_cell(header, cell) for header, cell in zip(headers, row.cells, strict=True)],
+                "replicates": [_replicate(each) for each in row.replicates],
+            }
+            for row in part.rows
+        ],
+        "claims": [asdict(claim) for claim in part.claims],
+    }
+
+
+def _cell(header: str, cell: Cell) -> Record:
+    numbers = {name: getattr(cell, name) for name in ("mean", "deviation", "published", "difference")}
+    return {"column": header, "values": cell.values, **numbers}
+
+
+def _replicate(replicate: FilledReplicate) -> Record:
+    origin = replicate.origin
+    return {
+        "run": origin.run,
+        "joins": [member.run for member in origin.members],
+        "view": origin.view,
+        "bundle": origin.bundle.get("bundle", ""),
+        "axes": replicate.axes,
+        "metrics": replicate.metrics,
+        "diverged": replicate.diverged,
+    }
 
 
 def describe_run(folder: RunFolder) -> Record:

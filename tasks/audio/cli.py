@@ -19,17 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["DATA", "app"]
 
-app = typer.Typer(no_args_is_help=True, help="Text-to-audio retrieval: find recordings by describing them.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Text-to-audio retrieval: find recordings by describing them.\n\n"
+    "Example: `retable audio index ~/Sounds --model passt-scenes`, then `retable audio search 'rain on a roof'`",
+)
 
 Model = Annotated[
     str,
     typer.Option(
-        help="A run's fingerprint, or a file of `retable audio export`; none: the one the index was made with."
+        help="A run's fingerprint, or a file of `retable audio export` (default: the model that made the index)."
     ),
 ]
 Part = Annotated[
     str,
-    typer.Option(help="Which copy of a network to take where a checkpoint holds two, e.g. net_swa; none: the first."),
+    typer.Option(help="Which network to take if a checkpoint holds two, e.g. net_swa (default: the first)."),
 ]
 LLM = "For a language model"
 
@@ -42,8 +46,8 @@ def index(
     kind: Annotated[
         Literal["auto", "flat", "sq8", "hnsw", "ivf"] | None,
         typer.Option(
-            help="flat: exact; sq8: a byte a number; hnsw, ivf: fast, approximate; auto: by size; "
-            "none: the one asked for before, at first auto."
+            help="flat: exact; sq8: one byte a number; hnsw, ivf: fast, approximate; auto: by size "
+            "(default: the index's own; auto for a new one)."
         ),
     ] = None,
     storage: Where = "results",
@@ -51,16 +55,16 @@ def index(
     hop: Annotated[
         float | None,
         typer.Option(
-            help="Seconds from one segment's start to the next one's; less than a segment: they overlap, and a hit's "
-            "second is known more closely. None: as the index was made, at first a whole segment.",
+            help="Seconds between the starts of segments; below a segment's length they overlap, and hits are located "
+            "more precisely (default: the index's own; a whole segment for a new one).",
             min=0.01,
         ),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every file again: what changed at equal size and time is seen.")
+        bool, typer.Option("--verify", help="Read every file again, to find changes that left size and time equal.")
     ] = False,
-    ray: Annotated[bool, typer.Option("--ray", help="Share the files out over the Ray cluster.")] = False,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Take a model of the smoke scale, too.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Distribute the files over the Ray cluster.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Allow smoke-scale models.")] = False,
 ) -> None:
     """Make an index of a folder to search in, or bring it up to date: only new and changed files are heard.
 
@@ -107,20 +111,18 @@ def index(
 
 @app.command()
 def search(
-    words: Annotated[str, typer.Argument(help="What is to be heard: 'rain on a tin roof'.")] = "",
-    like: Annotated[Path | None, typer.Option(help="A recording; the found ones sound like it.")] = None,
+    words: Annotated[str, typer.Argument(help="Describe the sound: 'rain on a tin roof'.")] = "",
+    like: Annotated[Path | None, typer.Option(help="Find what sounds like this recording.")] = None,
     place: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path("index"),
     top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    page: Annotated[Path | None, typer.Option(help="Write a page, too, on which the hits can be played.")] = None,
-    avoid: Annotated[
-        str, typer.Option("--not", help="What is not to be heard: hits sound less like these words.")
-    ] = "",
+    page: Annotated[Path | None, typer.Option(help="Also write a page that plays the hits.")] = None,
+    avoid: Annotated[str, typer.Option("--not", help="Describe what to avoid: hits sound less like these words.")] = "",
     min_seconds: Annotated[
         float, typer.Option(help="Shortest hit in seconds, to within a segment of the index.", min=0)
     ] = 0.0,
     under: Annotated[str, typer.Option(help="Only hits below this folder of the index (or an absolute one).")] = "",
-    name: Annotated[str, typer.Option(help="Only hits whose file name has this in it, or fits it: '*take?.wav'.")] = "",
+    name: Annotated[str, typer.Option(help="Only hits whose file name contains or matches this: '*take?.wav'.")] = "",
     aloud: Annotated[bool, typer.Option("--play", help="Play the best hit's seconds.")] = False,
     good: Annotated[list[int] | None, typer.Option(help="Mark a hit as good for the words, by its number.")] = None,
     bad: Annotated[list[int] | None, typer.Option(help="Mark a hit as bad.")] = None,
@@ -252,8 +254,10 @@ def pairs(
 @app.command()
 def refit(
     place: Annotated[Path, typer.Argument(help="The index.")],
-    anyway: Annotated[bool, typer.Option("--anyway", help="Keep it even where its gain may be chance.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Search again as the model says.")] = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Keep it even if its gain may be chance.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Remove what was learned, and search by the model alone.")
+    ] = False,
     model: Model = "",
     storage: Where = "results",
     device: Device = "",
@@ -292,11 +296,11 @@ def finetune(
     start: Annotated[
         str, typer.Option("--from", help="A run, a file of `retable audio export`, a model of the zoo, or none.")
     ],
-    name: Annotated[str, typer.Option(help="Name of the data set; none: the CSV's.")] = "",
-    folder: Annotated[Path | None, typer.Option(help="Where the recordings lie; none: beside the CSV.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the data set (default: the CSV's).")] = "",
+    folder: Annotated[Path | None, typer.Option(help="Folder of the recordings (default: the CSV's).")] = None,
     set: Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value.")] = None,
     storage: Where = "results",
-    workers: Annotated[int, typer.Option(help="Workers; more than one: a Ray Train group.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Workers; several form a Ray Train group.", min=1)] = 1,
     cpus: Annotated[int, typer.Option(help="CPUs and torch threads with one worker.", min=1)] = 1,
     gpus: Annotated[float, typer.Option(help="GPUs of each worker.", min=0)] = 0.0,
 ) -> None:
@@ -353,7 +357,7 @@ def adopt(
     ],
     out: Annotated[Path, typer.Argument(help="The file to write, e.g. salsa.safetensors.")],
     text: Annotated[
-        str, typer.Option(help="Folder or name of its text encoder, for the tokenizer; none: told by its size.")
+        str, typer.Option(help="Folder or name of its text encoder, for the tokenizer (default: chosen by its size).")
     ] = "",
     part: Part = "",
     licence: Licence = "",
@@ -380,21 +384,22 @@ def augment(
     data: Annotated[str, typer.Argument(help="A data set below data/audio/, e.g. dcase2023.")],
     rules: Annotated[
         Literal["keywords", "no_keywords", "hallucinated"] | None,
-        typer.Option(help="Rewrite by rules, without a model; the last two are bad on purpose."),
+        typer.Option(help="Rewrite by rules, without a model; the last two damage captions on purpose."),
     ] = None,
     model: Annotated[
         str, typer.Option(help="Ask this model at OPENAI_BASE_URL, with OPENAI_API_KEY.", rich_help_panel=LLM)
     ] = "",
     variations: Annotated[Path | None, typer.Option(help="Take the forms of a published variations.json.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the forms as variations.json too.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the rules.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the rules.", min=0)] = 0,
     prompt: Annotated[
-        Literal["paper", "code"], typer.Option(help="The paper's wording, or its code's.", rich_help_panel=LLM)
+        Literal["paper", "code"],
+        typer.Option(help="Wording of the prompt: the paper's or its code's.", rich_help_panel=LLM),
     ] = "paper",
-    rate: Annotated[float, typer.Option(help="Requests a minute; 0: no limit.", min=0, rich_help_panel=LLM)] = 0,
+    rate: Annotated[float, typer.Option(help="Requests per minute; 0 sets no limit.", min=0, rich_help_panel=LLM)] = 0,
     concurrent: Annotated[int, typer.Option(help="Requests at once.", min=1, rich_help_panel=LLM)] = 8,
     price: Annotated[
-        tuple[float, float], typer.Option(help="Of a million tokens read, and written.", rich_help_panel=LLM)
+        tuple[float, float], typer.Option(help="Prices of a million input and output tokens.", rich_help_panel=LLM)
     ] = (0.0, 0.0),
     storage: Where = "results",
 ) -> None:
@@ -424,7 +429,7 @@ def augment(
 
 @app.command()
 def submit(
-    runs: Annotated[list[str], typer.Argument(help="Runs, or files of `retable audio export`; several: their mean.")],
+    runs: Annotated[list[str], typer.Argument(help="Runs, or files of `retable audio export`; several are averaged.")],
     captions: Annotated[Path, typer.Option(help="A CSV with a column caption: retrieval_captions.csv.")],
     audio: Annotated[Path, typer.Option(help="The folder of the recordings.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The CSV to write.")] = Path("submission.csv"),

@@ -28,21 +28,22 @@ from retable.platform.store.storage import Storage
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The datasets that `fetch` knows."""
-Workers = Annotated[int, typer.Option(help="Processes.", min=1)]
+Workers = Annotated[int, typer.Option(help="Number of processes.", min=1)]
 
 
 def fetch(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Datasets, e.g. clotho wavcaps-soundbible; none lists what there is.")
+        list[str] | None, typer.Argument(help="Datasets, e.g. clotho wavcaps-soundbible; without one they are listed.")
     ] = None,
     storage: Where = "results",
-    name: Annotated[str, typer.Option(help="Name of the data set that they become.")] = "dcase2023",
+    name: Annotated[str, typer.Option(help="Name of the new data set.")] = "dcase2023",
     folder: Into = None,
     yes: Yes = False,
     mirror: Mirror = "",
     limit: Limit = "",
     features: Annotated[
-        Literal["waveform", "mel"], typer.Option(help="What is kept; mel: no resampling or mel in training.")
+        Literal["waveform", "mel"],
+        typer.Option(help="Features to store; mel saves resampling and mel transforms in training."),
     ] = "waveform",
     workers: Workers = 1,
 ) -> None:
@@ -69,7 +70,7 @@ def make(
         Literal["tiny", "quick", "small", "large"], typer.Option(help="tiny: seconds; large: hours.")
     ] = "tiny",
     storage: Where = "results",
-    name: Annotated[str, typer.Option(help="Name of the data set; none: generated-SIZE.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the data set (default: generated-SIZE).")] = "",
     scenes: Annotated[
         Path | None, typer.Option(help="Compose scenes of the recordings in this folder, such as ESC-10, instead.")
     ] = None,
@@ -83,9 +84,9 @@ def make(
         bool, typer.Option("--all-folds", help="Train on the validation's fold too, with --scenes.")
     ] = False,
     features: Annotated[
-        Literal["waveform", "mel"], typer.Option(help="What is kept of the scenes; mel: no transform in training.")
+        Literal["waveform", "mel"], typer.Option(help="Features to store; mel saves the transform in training.")
     ] = "waveform",
-    seed: Annotated[int, typer.Option(help="Of the scenes.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the scenes.", min=0)] = 0,
     workers: Workers = 1,
 ) -> None:
     """Generate recordings with captions: of procedural sounds, or composed of real ones.
@@ -155,7 +156,10 @@ def tell(place: Storage, info: Mapping[str, Any]) -> None:
 
 def check(
     path: Annotated[
-        str | None, typer.Argument(help="A data set's folder, the collections', a CSV, or any folder; none: all.")
+        str | None,
+        typer.Argument(
+            help="Folder of a data set or of the collections, a CSV, or any folder (default: all data sets)."
+        ),
     ] = None,
     storage: Where = "results",
 ) -> None:
@@ -177,12 +181,14 @@ def import_(
     ],
     name: Annotated[str, typer.Option(help="Name of the data set.")] = "dcase2023",
     storage: Where = "results",
-    folder: Annotated[Path | None, typer.Option(help="Of a CSV: where the recordings lie; none: beside it.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder of a CSV's recordings (default: the CSV's).")] = None,
     features: Annotated[
-        Literal["waveform", "mel"], typer.Option(help="What is kept; mel: no resampling or mel in training.")
+        Literal["waveform", "mel"],
+        typer.Option(help="Features to store; mel saves resampling and mel transforms in training."),
     ] = "waveform",
     exclude: Annotated[
-        list[Path] | None, typer.Option(help="A published list of recordings that must not be trained on.")
+        list[Path] | None,
+        typer.Option(help="A published list of recordings to exclude from training; may be repeated."),
     ] = None,
     workers: Workers = 1,
 ) -> None:

@@ -36,7 +36,10 @@ from retable.tasks.rl.play.evaluate import check_sizes
 from retable.tasks.rl.recordings import d4rl
 from retable.tasks.rl.recordings.prepare import make_recording
 
-app = typer.Typer(no_args_is_help=True, help="Offline RL: play a trained policy, write it as a compact file.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Offline RL: play a trained policy, write it as a compact file.\n\nExample: `retable rl play latest`",
+)
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The sets of Minari that `fetch` knows; those of D4RL are in `recordings/d4rl.json`."""
@@ -84,7 +87,7 @@ def _tell(info: Mapping[str, Any]) -> None:
 
 def fetch(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Datasets, e.g. hopper-expert-v2; none lists what there is.")
+        list[str] | None, typer.Argument(help="Datasets, e.g. hopper-expert-v2; without one they are listed.")
     ] = None,
     storage: Where = "results",
     folder: Into = None,
@@ -123,7 +126,7 @@ def make(
     seed: Annotated[int, typer.Option(help="Seed of environments and noise.", min=0)] = 0,
     policy: Annotated[str, typer.Option(help="expert: the committed policy; random: any environment.")] = "expert",
     mix: Annotated[
-        str, typer.Option(help="The data set mixed, of equal shares: names of expert, noisy, imperfect, random.")
+        str, typer.Option(help="Mix equal shares of these behaviours: expert, noisy, imperfect, random.")
     ] = "",
     replace: Replace = False,
 ) -> None:
@@ -148,7 +151,7 @@ def make(
 
 def check(
     path: Annotated[
-        str | None, typer.Argument(help="A .hdf5 file or a Minari folder; none: every rl data set of the storage.")
+        str | None, typer.Argument(help="A .hdf5 file or a Minari folder (default: all rl data sets of the storage).")
     ] = None,
     storage: Where = "results",
     env: Annotated[str | None, typer.Option(help="Environment of a file that does not say it.")] = None,
@@ -188,7 +191,7 @@ def convert(
     source: Annotated[Path, typer.Argument(help="A D4RL .hdf5 file, e.g. hopper_expert-v2.hdf5.")],
     storage: Where = "results",
     env: Annotated[str | None, typer.Option(help="Environment, where the file's name does not say it.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the data set; default: from the file's name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the data set (default: from the file's name).")] = None,
     simulator: Annotated[
         str | None, typer.Option(help="Version of the environment that a file of your own was recorded in (v5).")
     ] = None,
@@ -211,7 +214,7 @@ def import_(
     source: Annotated[Path, typer.Argument(help="A Minari data set's folder, e.g. .../mujoco/hopper/expert-v0.")],
     storage: Where = "results",
     env: Annotated[str | None, typer.Option(help="Environment, where the metadata do not say it.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the data set; default: minari-, and from its id.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the data set (default: minari- and its id).")] = None,
     skip: Skip = "",
     mend: Mend = "",
     replace: Replace = False,
@@ -240,8 +243,8 @@ def export(
     run: Run,
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. policy.rtsn.")],
     storage: Where = "results",
-    policy: Annotated[str, typer.Option(help="Whose weights: bcq, bc; all: those that train, too.")] = "bcq",
-    precision: Annotated[str, typer.Option(help="float32 loses no bit; float16, int8.")] = "float32",
+    policy: Annotated[str, typer.Option(help="Weights to write: bcq, bc, or all for those of training too.")] = "bcq",
+    precision: Annotated[str, typer.Option(help="float32 (exact), float16 or int8.")] = "float32",
     epoch: Epoch = 0,
     licence: Licence = "",
 ) -> None:
@@ -267,12 +270,17 @@ def export(
 def play(
     run: Annotated[str, typer.Argument(help=f"A run's fingerprint, or its first digits; or a {SUFFIX} file.")],
     storage: Where = "results",
-    policy: Annotated[str | None, typer.Option(help="bcq or bc; default: bcq, or what a file was written for.")] = None,
-    episodes: Annotated[int, typer.Option(min=1)] = 10,
+    policy: Annotated[
+        str | None, typer.Option(help="bcq or bc (default: bcq, or what a file was written for).")
+    ] = None,
+    episodes: Annotated[int, typer.Option(help="Episodes to play.", min=1)] = 10,
     epoch: Epoch = 0,
-    env: Annotated[str | None, typer.Option(help="The environment a file is for, to be sure.")] = None,
+    env: Annotated[str | None, typer.Option(help="Check that the file is for this environment.")] = None,
 ) -> None:
-    """Play a trained policy in its simulator and print its scores."""
+    """Play a trained policy in its simulator and print its scores.
+
+    Examples: `retable rl play latest` · `retable rl play policy.rtsn --episodes 3`
+    """
     from retable.platform import api
     from retable.platform.execute.scoring import score_weights
 

@@ -22,7 +22,11 @@ from retable.tasks.style.tools.video.video_cli import video
 
 __all__ = ["DATA", "app"]
 
-app = typer.Typer(no_args_is_help=True, help="Style transfer: stylise pictures and videos, by a network or a painting.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Style transfer: stylise pictures and videos, by a network or a painting.\n\n"
+    "Example: `retable style image lake.jpg --style great_wave --out lake-wave.jpg`",
+)
 app.command("video")(video)
 app.command("judge")(judge)
 
@@ -42,7 +46,7 @@ def image(
 ) -> None:
     """Stylise photographs: by a network in one pass, or, slowly and freely, after paintings.
 
-    A network: `retable style image lake.jpg --style great_wave --out lake-wave.jpg`
+    Examples, by a network: `retable style image lake.jpg --style great_wave --out lake-wave.jpg`
 
     A painting: `retable style image lake.jpg --style my_painting.jpg --size 256 --out out.png`
 
@@ -54,7 +58,7 @@ def image(
 
     Two regions: `... --style great_wave@ff0000 --style the_scream@0000ff --mask regions.png`
 
-    A folder: `retable style image holiday --style great_wave --out stylised`; again, it goes on where it stopped.
+    A folder: `retable style image holiday --style great_wave --out stylised`; the same command resumes.
     """
     from retable.tasks.style.tools.pictures.batches import stylise_files
     from retable.tasks.style.tools.pictures.stylise import Options
@@ -116,8 +120,8 @@ def compare(
     run: Run,
     photograph: Annotated[Path, typer.Argument(help="A picture.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The sheet to write.")] = Path("sheet.png"),
-    epochs: Annotated[str, typer.Option(help="Kept epochs: 1,5,10; none: all of them.")] = "",
-    size: Annotated[int, typer.Option(help="Pixels of the longer side; 0: the photograph's.", min=0)] = 512,
+    epochs: Annotated[str, typer.Option(help="Kept epochs: 1,5,10 (default: all).")] = "",
+    size: Annotated[int, typer.Option(help="Pixels of the longer side; 0 keeps the photograph's.", min=0)] = 512,
     storage: Where = "results",
     precision: Precision = "auto",
     device: Device = "",
@@ -148,7 +152,8 @@ def weights(
     Known are torchvision's files of VGG-16, VGG-19, AlexNet and SqueezeNet 1.0, the normalised and the pruned VGG-19,
     and the compressed SqueezeNet. Only numbers are read: a file that holds code is refused.
 
-    Example: `retable style weights vgg19-dcbb9e9d.pth`, then `retable style image ... --weights SHA256`
+    Example: `retable style weights vgg19-dcbb9e9d.pth`, then `retable style image lake.jpg
+    --style my_painting.jpg --weights SHA256 --out out.png`
     """
     from retable.tasks.style.tools.pictures.stylise import network_name
 
@@ -198,7 +203,7 @@ def export(
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.safetensors.")],
     epoch: Epoch = 0,
     half: Annotated[bool, typer.Option("--half", help="Store numbers in 16 bits: half the size.")] = False,
-    painting: Annotated[str, typer.Option(help="Of a network of several styles, the one to write; none: all.")] = "",
+    painting: Annotated[str, typer.Option(help="The style to write, of a network of several (default: all).")] = "",
     licence: Licence = "",
     storage: Where = "results",
 ) -> None:

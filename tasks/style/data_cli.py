@@ -39,7 +39,7 @@ SOURCES = Path(__file__).with_name("sources.json")
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(help="A dataset, e.g. coco2017; none lists what there is.")] = "",
+    name: Annotated[str, typer.Argument(help="A dataset, e.g. coco2017; without one they are listed.")] = "",
     storage: Where = "results",
     yes: Yes = False,
     mirror: Mirror = "",
@@ -83,7 +83,7 @@ def make(
 
 def check(
     path: Annotated[
-        str | None, typer.Argument(help="A data set's folder or any folder of pictures; none: all.")
+        str | None, typer.Argument(help="Folder of a data set or of any pictures (default: all data sets).")
     ] = None,
     storage: Where = "results",
 ) -> None:

@@ -17,35 +17,44 @@ from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.convert import convert as convert_frames
 from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, folder, index_folder, make_generated
 
-app = typer.Typer(no_args_is_help=True, help="Weather4cast: submissions, forecasts as netCDF, weights of others.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Weather4cast: submissions, forecasts as netCDF, weights of others.\n\n"
+    "Example: `retable weather verify latest --threshold tuned`",
+)
 
 Name = Annotated[str | None, typer.Option(help="Name of the data set.")]
-Fingerprint = Annotated[str, typer.Argument(help="A run's fingerprint, or its first digits; RUN@EPOCH: at an epoch.")]
+Fingerprint = Annotated[
+    str, typer.Argument(help="A run's fingerprint or its first digits; RUN@EPOCH selects an epoch.")
+]
 Split = Annotated[str, typer.Option(help="test, heldout or validation.")]
 Regions = Annotated[
-    str, typer.Option(help="Regions, e.g. boxi_0015,roxi_0008, also such as it was not trained on; none: the run's.")
+    str, typer.Option(help="Regions, e.g. boxi_0015,roxi_0008, also those not trained on (default: the run's).")
 ]
-Years = Annotated[str, typer.Option(help="Years, e.g. 2019,2021; none: the run's.")]
-Data = Annotated[str, typer.Option("--data", help="A data set that it was not trained on; none: the run's.")]
+Years = Annotated[str, typer.Option(help="Years, e.g. 2019,2021 (default: the run's).")]
+Data = Annotated[str, typer.Option("--data", help="A data set that it was not trained on (default: the run's).")]
 Threshold = Annotated[
-    str, typer.Option(help="Probability from which on rain is forecast; or tuned, on validation: tuned_per_region, ...")
+    str,
+    typer.Option(help="Lowest probability that counts as rain; or tuned on validation: tuned, tuned_per_region, ..."),
 ]
-Motion = Annotated[str, typer.Option(help="Move a retrieval's rain: optical_flow or pysteps; none leaves it.")]
-Epoch = Annotated[int, typer.Option(help="A kept epoch, of runs that name none; 0: the last.", min=0)]
+Motion = Annotated[str, typer.Option(help="Move a retrieval's rain: optical_flow, pysteps, or none to leave it.")]
+Epoch = Annotated[int, typer.Option(help="A kept epoch, for runs without @EPOCH; 0 is the last one.", min=0)]
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(help="A dataset; none lists what there is.")] = "",
+    name: Annotated[str, typer.Argument(help="A dataset; without one they are listed.")] = "",
 ) -> None:
-    """Say where Weather4cast's data are to be had: they need a registration, so nothing is downloaded.
+    """List Weather4cast's data, or say how to get a dataset: it needs a registration, so nothing is downloaded.
 
-    Example: `retable data fetch weather`
+    Examples: `retable data fetch weather` · `retable data fetch weather w4c22`
     """
     from retable.platform.store.download import choose, read_published
 
     published = read_published(Path(__file__).with_name("sources.json"))
-    print_lines(published.values())
-    choose(published, name or "w4c22")
+    if not name:
+        print_lines(published.values())
+        return
+    choose(published, name)
 
 
 def make(
@@ -69,10 +78,12 @@ def make(
 
 
 def check(
-    path: Annotated[str | None, typer.Argument(help="A data set's folder or a submission .zip; none: all.")] = None,
+    path: Annotated[
+        str | None, typer.Argument(help="Folder of a data set, or a submission .zip (default: all data sets).")
+    ] = None,
     storage: Where = "results",
 ) -> None:
-    """Say every defect of the competition's files, or why its server would refuse a submission, one line each.
+    """List every defect of the competition's files, or why its server would refuse a submission, one line each.
 
     Example: `retable data check weather submission.zip`
     """
@@ -88,7 +99,7 @@ def check(
 def convert(
     name: Annotated[str, typer.Argument(help="A data set below data/weather/, e.g. w4c22.")],
     storage: Where = "results",
-    target: Annotated[str | None, typer.Option(help="Name of the new set; default: NAME-parquet.")] = None,
+    target: Annotated[str | None, typer.Option(help="Name of the new set (default: NAME-parquet).")] = None,
 ) -> None:
     """Write a data set's frames as sharded Parquet in compact types, for object storage.
 
@@ -112,11 +123,15 @@ def import_(
     ] = 0.0,
     satellite: Annotated[
         Path | None,
-        typer.Option(help="A folder of SEVIRI's scans (MSG*-NA.nat) of the same hours; none: images are simulated."),
+        typer.Option(
+            help="A folder of SEVIRI's scans (MSG*-NA.nat) of the same hours (default: images are simulated)."
+        ),
     ] = None,
     zr: Annotated[
         str,
-        typer.Option(help="a,b of Z = a R^b for reflectivity, e.g. 223,1.53; none: the file's own or the product's."),
+        typer.Option(
+            help="a,b of Z = a R^b for reflectivity, e.g. 223,1.53 (default: the file's own or the product's)."
+        ),
     ] = "",
 ) -> None:
     """Cut real rain composites into regions; satellite images are SEVIRI's own, or simulated from the rain.
@@ -218,7 +233,7 @@ DATA = {"fetch": fetch, "make": make, "check": check, "convert": convert, "impor
 
 @app.command()
 def submit(
-    runs: Annotated[list[str], typer.Argument(help="First digits of runs, or RUN@EPOCH; several: a majority vote.")],
+    runs: Annotated[list[str], typer.Argument(help="First digits of runs, or RUN@EPOCH; several vote by majority.")],
     out: Annotated[Path, typer.Option(help="The zip to write.")] = Path("submission.zip"),
     storage: Where = "results",
     split: Split = "test",
@@ -305,7 +320,7 @@ def chosen(threshold: str) -> float | str:
 
 @app.command()
 def verify(
-    runs: Annotated[list[str], typer.Argument(help="First digits of runs, or RUN@EPOCH; several: side by side.")],
+    runs: Annotated[list[str], typer.Argument(help="First digits of runs, or RUN@EPOCH; several are compared.")],
     out: Annotated[Path, typer.Option(help="The folder of the page.")] = Path("verification"),
     storage: Where = "results",
     split: Split = "test",
@@ -360,7 +375,9 @@ def netcdf(
 def weights(
     file: Annotated[Path, typer.Argument(help="A checkpoint of the competition's kit or the authors' code.")],
     storage: Where = "results",
-    set: Annotated[list[str] | None, typer.Option("--set", help="What it was trained with, path=value.")] = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", help="Setting it was trained with, path=value; may be repeated.")
+    ] = None,
 ) -> None:
     """Import a checkpoint of others; prints the `--set` options that start a run from it.
 

@@ -15,6 +15,7 @@ from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.encoders import checkpoints
 from retable.tasks.audio.tools.challenge import submission
 from retable.tasks.audio.tools.search import opening
+from tests.json_page import SECTIONS, differences
 
 
 class Toy:
@@ -158,6 +159,7 @@ def test_what_is_not_there_is_said(audio):
     assert said["verdict"] == "doubtful" and said["p"] > 0.2 and len(said["hits"]) == 2
     said = json.loads(audio("search", "loud", "--json").output)
     assert said["verdict"] == "found" and said["p"] <= 0.05
+    assert not differences(said, SECTIONS["retable audio search --json"])
     like = json.loads(audio("search", "loud", "--like", "in/[red]Hund.wav", "--json").output)
     assert like["p"] is like["verdict"] is None  # what sounds like a recording is not judged
 

@@ -247,16 +247,16 @@ def resources_unsaid(found):
     [
         (lambda found: found.update(max_wokers=3), "not as Ray's cluster launcher wants it: .*max_wokers"),
         (lambda found: found.update(cluster_name=3), "not as Ray's cluster launcher wants it: cluster_name: 3 is not"),
-        (lambda found: found.pop("provider"), "no cluster file of Ray, as it has no provider; name one"),
+        (lambda found: found.pop("provider"), "not a Ray cluster file, as it has no provider; name one"),
         (lambda found: found.update(head_node_type="hed"), "`head_node_type` must be one of"),
-        (lambda found: found.update(provider="aws"), "no cluster file of Ray"),
+        (lambda found: found.update(provider="aws"), "not a Ray cluster file"),
         (lambda found: found.update(provider={"type": "local"}), "not as Ray's cluster launcher wants it"),
         (lambda found: found.update(max_workers=0), "no worker with CPUs may ever start"),
         (lambda found: found.update(available_node_types=[]), "not as Ray's cluster launcher wants it"),
         (nothing_grows, "no worker with CPUs may ever start"),
         (resources_unsaid, "the node type cpu has no resources; add `resources: {CPU: 16}` there, or cpus to"),
-        (lambda found: (found.clear(), found.update(apiVersion="ray.io/v1")), "no whole cluster file of Ray"),
-        (lambda found: (found.clear(), found.update(services={})), "no cluster file of Ray"),
+        (lambda found: (found.clear(), found.update(apiVersion="ray.io/v1")), "incomplete Ray cluster file"),
+        (lambda found: (found.clear(), found.update(services={})), "not a Ray cluster file"),
     ],
 )
 def test_a_mistake_in_the_cluster_file_is_one_line(files, capfd, change, said):
@@ -314,5 +314,11 @@ def test_the_repositorys_own_files_go_together_and_the_command_prints_them(tmp_p
     assert shown.exit_code == 0, shown.output
     assert re.search(r"^ *line/table1 +6 +8 ", shown.output, re.MULTILINE)
     assert "gpu (g6.4xlarge, spot)" in shown.output and "not known: no run of this plan" in shown.output
+    monkeypatch.chdir(tmp_path)  # no prices.toml: the package's
+    again = CliRunner().invoke(cli.app, ["plan", "line/table1", "line/figure1", *where[:4]])
+    assert "gpu (g6.4xlarge, spot)" in again.stdout and again.stderr.startswith("prices: examples; copy /")
+    Path("prices.toml").write_text('currency = ""')
+    own = CliRunner().invoke(cli.app, ["plan", "line/table1", *where[:4]])
+    assert isinstance(own.exception, UserError) and str(own.exception).startswith("prices.toml: currency must be")
     missing = CliRunner().invoke(cli.app, ["plan", "line/table1", *where[:4], "--prices", str(tmp_path / "no.toml")])
     assert isinstance(missing.exception, UserError) and "name a file by --prices" in str(missing.exception)

@@ -143,7 +143,7 @@ def test_show_tells_all_of_a_run_and_diff_what_two_differ_in(retable, storage):
         str(path.relative_to(other.folder.root)) for path in Path(other.folder.root).rglob("*") if path.is_file()
     }
     words = ("diff", one.fingerprint, other.fingerprint, "--storage", storage.root)
-    found = json.loads(retable(*words, "--json").stdout)
+    found = json.loads(retable(*words, "--json").stdout)["differences"]
     assert found["config"] == {"seed": [0, 1]} and found["metrics"]["loss"] == [0.5, 0.75] and "versions" not in found
     assert "+0.25" in retable(*words).stdout
     assert "rmse" in retable("show", "latest", "--storage", storage.root).stdout
@@ -168,7 +168,9 @@ def test_show_and_diff_say_which_parts_of_the_code_differ(retable, storage):
         plain = json.loads(retable("show", run.fingerprint, "--storage", storage.root, "--json").stdout)
         assert plain["code"] == {"differs": differs, "changed": []}
     words = ("diff", one.fingerprint, other.fingerprint, "--storage", storage.root)
-    assert json.loads(retable(*words, "--json").stdout)["code"] == {"tasks/line": [now["tasks/line"], "0"]}
+    assert json.loads(retable(*words, "--json").stdout)["differences"]["code"] == {
+        "tasks/line": [now["tasks/line"], "0"]
+    }
     assert re.search(r"^code\s*$", retable(*words).stdout, re.MULTILINE)
     attempt(one, number=1, code=now)
     attempt(one, number=2, code=now | {"platform": "0"})
@@ -192,7 +194,7 @@ def test_status_shows_progress_and_causes(retable, storage):
     found = json.loads(retable("status", "--storage", storage.root, "--json").stdout)["storage"]
     assert found["states"] == {"finished": 1, "running": 1, "failed": 1}
     (first, second) = found["active"]
-    assert first["run"] == running.fingerprint and first["seconds left"] == 10.0, "one epoch of three, 10 s each"
+    assert first["run"] == running.fingerprint and first["seconds_left"] == 10.0, "one epoch of three, 10 s each"
     assert second["why"] == "the disk is full"
     said = retable("status", "--storage", storage.root).stdout
     assert "10 s left" in said and "the disk is full" in said

@@ -33,10 +33,14 @@ COLUMNS = {
 def judge(
     judged: Annotated[list[str], typer.Argument(help="Networks, as --style takes them, and pictures: files.")],
     painting: Annotated[
-        str, typer.Option(help="What networks are compared with: a file or a shipped painting; none: by their name.")
+        str,
+        typer.Option(
+            help="Painting to compare networks with, a file or a shipped one (default: the one of their name)."
+        ),
     ] = "",
     photograph: Annotated[
-        list[Path] | None, typer.Option(help="What networks stylise; may be repeated. None: the shipped photographs.")
+        list[Path] | None,
+        typer.Option(help="Photograph to stylise; may be repeated (default: the shipped photographs)."),
     ] = None,
     size: Annotated[int, typer.Option(help="Longer side of the photographs, in pixels.", min=256)] = 512,
     weights: Annotated[

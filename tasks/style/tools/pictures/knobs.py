@@ -25,7 +25,9 @@ STYLE_SCALE = "method.style_scale"
 
 Precision = Annotated[
     Literal["auto", "float32", "bfloat16"],
-    typer.Option(help="bfloat16: off by a level or two of 255. auto: that by networks where it is fast, GPU or AMX."),
+    typer.Option(
+        help="bfloat16 is off by a level or two of 255; auto uses it for networks where it is fast (GPU, AMX)."
+    ),
 ]
 Like = Literal["gatys", "johnson", "paper"]
 
@@ -49,19 +51,23 @@ class Result:
 
     size: Annotated[
         int | None,
-        typer.Option(help="Pixels of the longer side; 0: the photograph's. Default: 0; for paintings 512.", min=0),
+        typer.Option(
+            help="Pixels of the longer side; 0 keeps the photograph's (default: 0; for paintings 512).", min=0
+        ),
     ] = None
     strength: Annotated[float, typer.Option(help="Share of the stylised picture in the result.", min=0, max=1)] = 1.0
     original_colours: Annotated[bool, typer.Option("--original-colours", help="Keep the photograph's colours.")] = False
     mask: Annotated[
         Path | None,
-        typer.Option(help="What is stylised: white is, black is not. Or regions: --style NAME@COLOUR."),
+        typer.Option(help="Mask: white is stylised, black is not; or regions, with --style NAME@COLOUR."),
     ] = None
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Make results anew that are there.")] = False
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that exist.")] = False
     precision: Precision = "auto"
     device: Device = ""
-    tile: Annotated[int, typer.Option(help="For networks: work in tiles of so many pixels; same result.", min=0)] = 0
-    ray: Annotated[bool, typer.Option("--ray", help="Share the pictures out over the Ray cluster.")] = False
+    tile: Annotated[
+        int, typer.Option(help="For networks: work in tiles of this many pixels (same result); 0 uses none.", min=0)
+    ] = 0
+    ray: Annotated[bool, typer.Option("--ray", help="Distribute the pictures over the Ray cluster.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,93 +75,108 @@ class Knobs:
     """What an optimisation may be told (version 1); none: the preset's value, or the config's default."""
 
     like: Annotated[
-        Like | None, panel(PAINTINGS, "Settings of a paper, before all that follows. None: what looks best soonest.")
+        Like | None,
+        panel(PAINTINGS, "Start from a paper's settings; other options change them (default: our fast settings)."),
     ] = None
     blend: Annotated[str, Sets("blend", float), panel(PAINTINGS, "Weight of each painting: 0.7,0.3.")] = ""
     start: Annotated[
-        Literal["content", "style", "noise"] | None, Sets("method.start"), panel(PAINTINGS, "What is begun with.")
+        Literal["content", "style", "noise"] | None, Sets("method.start"), panel(PAINTINGS, "Starting picture.")
     ] = None
     style_scale: Annotated[
         float | None,
         Sets(STYLE_SCALE),
-        typer.Option(help="Size of the strokes, 2: twice as large; a network then works at half the size.", min=0.05),
+        typer.Option(help="Size of the strokes: 2 is twice as large; a network then works at half the size.", min=0.05),
     ] = None
-    scales: Annotated[str, Sets("method.scales", int), panel(PAINTINGS, "Sizes to begin with, coarse to fine.")] = ""
+    scales: Annotated[str, Sets("method.scales", int), panel(PAINTINGS, "Sizes to work at, coarse to fine.")] = ""
     evaluations: Annotated[
-        int | None, Sets("steps"), panel(PAINTINGS, "Evaluations of the loss. Default: 300.", min=1)
+        int | None, Sets("steps"), panel(PAINTINGS, "Evaluations of the loss (default: 300).", min=1)
     ] = None
-    seed: Annotated[int | None, Sets("seed"), panel(PAINTINGS, "Of noise and of random weights.", min=0)] = None
+    seed: Annotated[int | None, Sets("seed"), panel(PAINTINGS, "Seed of noise and of random weights.", min=0)] = None
     history: Annotated[Path | None, panel(PAINTINGS, "Write each evaluation's losses to this CSV file.")] = None
 
     style_weight: Annotated[
-        float | None, Sets("method.objective.style_weight"), panel(LOSS, "Of the painting; the more, the freer.", min=0)
+        float | None,
+        Sets("method.objective.style_weight"),
+        panel(LOSS, "Weight of the painting's style; more is freer.", min=0),
     ] = None
     content_weight: Annotated[
-        float | None, Sets("method.objective.content_weight"), panel(LOSS, "Of the photograph. Default: 1.", min=0)
+        float | None,
+        Sets("method.objective.content_weight"),
+        panel(LOSS, "Weight of the photograph's content (default: 1).", min=0),
     ] = None
     variation_weight: Annotated[
-        float | None, Sets("method.objective.variation_weight"), panel(LOSS, "Total variation: smooths.", min=0)
+        float | None,
+        Sets("method.objective.variation_weight"),
+        panel(LOSS, "Weight of total variation, which smooths.", min=0),
     ] = None
     variation: Annotated[
         Literal["mean_square", "johnson"] | None,
         Sets("method.objective.variation"),
-        panel(LOSS, "Its form: mean_square, per pixel; johnson, a sum. Default: mean_square."),
+        panel(LOSS, "Total variation: mean_square is per pixel, johnson a sum (default: mean_square)."),
     ] = None
     criterion: Annotated[
         Literal["mse", "l1", "smooth_l1", "huber"] | None,
         Sets("method.objective.criterion"),
-        panel(LOSS, "What is taken of each difference. Default: mse."),
+        panel(LOSS, "Loss of each difference (default: mse)."),
     ] = None
     convention: Annotated[
         Literal["gatys", "frobenius", "mean", "sum", "relative"] | None,
         Sets("method.objective.convention"),
-        panel(LOSS, "How layers' losses are scaled; relative: to the painting's own."),
+        panel(LOSS, "Scale of layers' losses; relative divides by the painting's own."),
     ] = None
     content_layers: Annotated[
-        str, Sets("method.objective.content_layers", str), panel(LOSS, "stage4, or names such as relu3_1.")
+        str,
+        Sets("method.objective.content_layers", str),
+        panel(LOSS, "Layers of the content: stage4, or names such as relu3_1."),
     ] = ""
     style_layers: Annotated[
-        str, Sets("method.objective.style_layers", str), panel(LOSS, "stage1,stage2,..., or names.")
+        str,
+        Sets("method.objective.style_layers", str),
+        panel(LOSS, "Layers of the style: stage1,stage2,..., or names."),
     ] = ""
     layer_weights: Annotated[
-        str, Sets("method.objective.layer_weights", float), panel(LOSS, "Of each style layer: 1,1,0.5.")
+        str, Sets("method.objective.layer_weights", float), panel(LOSS, "Weight of each style layer: 1,1,0.5.")
     ] = ""
     octaves: Annotated[
         int | None,
         Sets("method.objective.octaves"),
-        panel(LOSS, "Sizes at which the style is compared: 1, a half, a quarter ...", min=1, max=6),
+        panel(LOSS, "Number of sizes at which the style is compared: 1, a half, a quarter ...", min=1, max=6),
     ] = None
     content_octave: Annotated[
         int | None,
         Sets("method.objective.content_octave"),
-        panel(LOSS, "Size at which the content is compared: 0 the whole, 1 a half ...", min=0, max=5),
+        panel(LOSS, "Size at which the content is compared: 0 is the whole, 1 a half ...", min=0, max=5),
     ] = None
 
     backbone: Annotated[
-        Literal["vgg19", "vgg16", "alexnet", "squeezenet"] | None, Sets("method.backbone"), panel(NETWORK, "Its kind.")
+        Literal["vgg19", "vgg16", "alexnet", "squeezenet"] | None,
+        Sets("method.backbone"),
+        panel(NETWORK, "Backbone network."),
     ] = None
     weights: Annotated[
         str | None,
         Sets("method.backbone.weights"),
-        panel(NETWORK, "small (comes along), imagenet, random, a file, or what `retable style weights` says."),
+        panel(NETWORK, "small (comes along), imagenet, random, a file, or what `retable style weights` prints."),
     ] = None
     pooling: Annotated[
-        Literal["average", "max"] | None, Sets("method.backbone.pooling"), panel(NETWORK, "Default: average.")
+        Literal["average", "max"] | None, Sets("method.backbone.pooling"), panel(NETWORK, "Pooling (default: average).")
     ] = None
     normalise: Annotated[
         bool | None, Sets("method.backbone.normalise"), panel(NETWORK, "Bring filters to a mean activation of one.")
     ] = None
 
     optimizer: Annotated[
-        Literal["lbfgs", "adam", "sgd"] | None, Sets("method.optimizer"), panel(OPTIMISER, "Default: lbfgs.")
+        Literal["lbfgs", "adam", "sgd"] | None,
+        Sets("method.optimizer"),
+        panel(OPTIMISER, "Optimizer (default: lbfgs)."),
     ] = None
     learning_rate: Annotated[
-        float | None, Sets("method.optimizer.learning_rate"), panel(OPTIMISER, "Of the optimizer.", min=0)
+        float | None, Sets("method.optimizer.learning_rate"), panel(OPTIMISER, "Learning rate of the optimizer.", min=0)
     ] = None
     line_search: Annotated[
         Literal["backtracking", "strong_wolfe", "none"] | None,
         Sets("method.optimizer.line_search"),
-        panel(OPTIMISER, "Of L-BFGS."),
+        panel(OPTIMISER, "Line search of L-BFGS."),
     ] = None
 
     def changes(self) -> dict[str, object]:

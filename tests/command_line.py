@@ -1,0 +1,14 @@
+"""Words as the command line reads them, without doing what they say."""
+
+import typer
+
+from retable.platform.cli import app as cli
+
+
+def accepted(words):
+    """Read words as the command line does; raise what it raises where it does not take them."""
+    command, context = typer.main.get_command(cli.app), None
+    while hasattr(command, "resolve_command"):
+        context = command.make_context("retable", list(words), parent=context, resilient_parsing=True)
+        _, command, words = command.resolve_command(context, words)
+    command.make_context(command.name, list(words), parent=context)
