@@ -1,6 +1,7 @@
 """Findings are written by hand: each number is that of the cell that it links to, in the results that come along."""
 
 import dataclasses
+import html
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from retable.platform.report import measured
 from retable.platform.report.findings import Cited, as_text, findings, wrong
 from retable.platform.report.write import sections, write_report
 from retable.platform.spec.task import names
+from tests import documents
 
 TASKS = [task for task in names() if findings(task)]
 
@@ -49,6 +51,15 @@ def test_a_number_without_a_link_is_a_label_of_a_cited_cell(task):
     labels = {number for cell in cited for number in re.findall(r"\d+", f"{cell.row} {cell.column}")}
     prose = " ".join(piece for piece in findings(task) if isinstance(piece, str))
     assert set(re.findall(r"[\d.,]*\d", prose)) <= labels
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_committed_report_states_them_as_they_are(task):
+    folder = documents.ROOT / "docs" / "results" / f"{task}-small"
+    assert f"**{task}**, found at small: {as_text(findings(task)).strip()}\n" in (folder / "report.md").read_text()
+    for page in folder.glob("index.html"):
+        shown = re.sub(r"<[^>]*>", "", html.unescape(page.read_text()))
+        assert f"Found at small: {as_text(findings(task)).strip()}\n" in shown
 
 
 def test_a_number_that_is_not_in_its_cell_is_named(shipped):
