@@ -11,6 +11,7 @@ from docs import coverage
 from retable.platform.cli import app as cli
 from retable.platform.spec.task import find
 from tests import documents
+from tests.test_documents_run import ELSEWHERE
 
 OURS = [line for line in documents.ALL if line.words[0] == "retable"]
 
@@ -32,6 +33,20 @@ def test_the_command_line_takes_it(line, monkeypatch, tmp_path):
     for name in ("my.py", "images.npz", "published.csv"):
         Path(name).touch()
     accepted(words[: words.index("--")] if "--" in words else words)
+
+
+@pytest.mark.parametrize("page", documents.UPKEEP, ids=lambda page: page.name)
+def test_each_line_for_maintainers_is_a_command(page):
+    texts = [line.text for line in documents.lines(page)]
+    blocks = [found["text"] for found in documents.BLOCK.finditer(page.read_text())]
+    written = [text.partition("  #")[0].rstrip() for block in blocks for text in block.splitlines()]
+    assert [text for text in written if not re.fullmatch(r"V=[\d.]+|\. \.venv/bin/activate", text)] == texts
+
+
+@pytest.mark.parametrize(("pattern", "why"), ELSEWHERE.items(), ids=str)
+def test_what_is_not_run_is_a_command_of_a_page_and_its_reason_names_tests_that_exist(pattern, why):
+    assert any(re.match(pattern, line.text) for line in documents.ALL)
+    assert all((documents.ROOT / name).is_file() for name in re.findall(r"[\w/]*test_\w+\.py", why))
 
 
 PAGE = documents.ROOT / "docs" / "coverage.md"
