@@ -1,4 +1,4 @@
-"""README, docs and the pages for maintainers, executed: each command in a terminal, in the order in which a reader meets it (`make docs-check`).
+"""README, docs and the pages for maintainers, executed: each command in a terminal, as a reader meets it.
 
 Everything lies in `build/docs-check`, so an interrupted check goes on. What takes hours is run at the smallest scale;
 what asks for machines of one's own is skipped, with the reason.
@@ -20,7 +20,6 @@ import retable
 from retable.serve.client import Client
 from retable.tasks.style.files import assets, generate
 from tests import documents
-from tests.rl.d4rl_files import make_arrays, write
 from tests.terminal import Terminal
 
 pytestmark = pytest.mark.slow
@@ -115,7 +114,6 @@ def desk():
     (FOLDER / "points.csv").write_text("0.1,0.2\n0.9,0.9\n")
     (FOLDER / "observations").mkdir(exist_ok=True)
     np.save(FOLDER / "observations" / "some.npy", np.zeros((5, 17), np.float32))
-    write(FOLDER / "hopper_expert-v2.hdf5", make_arrays([(400, "timeout"), (300, "terminal")]))
     if shared := os.environ.get("RETABLE_SHARED"):
         for name in ("weather/opera_20180824", "audio/esc10"):
             if not (FOLDER / Path(name).name).exists():
