@@ -21,13 +21,14 @@ RUN python3 -m venv /opt/venv \
     && /opt/venv/bin/pip install --compile --no-deps "$@" --requirement /tmp/wanted.lock
 
 FROM ${BASE}
-# libgl1 and libglib2.0-0: OpenCV. wget: KubeRay's probes.
+# libgl1 and libglib2.0-0: OpenCV. wget: KubeRay's probes. /data: a volume mounted there is the user's.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends libgl1 libglib2.0-0 wget \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 1000 ray \
-    && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash ray
+    && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash ray \
+    && install --directory --owner 1000 --group 1000 /data
 COPY --from=packages /opt/venv /opt/venv
 COPY . /opt/retable
 ARG COMMIT=

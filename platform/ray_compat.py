@@ -62,6 +62,34 @@ def ray_session() -> Iterator[None]:
             hook.enable_auto_connect = restored
 
 
+@contextmanager
+def messages_to(tell: Callable[[str], None]) -> Iterator[None]:
+    """Hand what Ray prints on a driver of lost processes and machines to a function inside the block.
+
+    Uses `ray._private.worker.print_to_stdstream`. If Ray renames it, Ray does not start: an AttributeError. If Ray
+    prints by another function, its text of ten lines stands in the terminal.
+    """
+    from ray._private import worker
+
+    before = worker.print_to_stdstream
+    setattr(worker, "print_to_stdstream", lambda data, ignore_prefix: tell("\n".join(data["lines"])))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(worker, "print_to_stdstream", before)  # noqa: B010
+
+
+def logs_folder() -> str:
+    """Return the folder of Ray's logs on this machine.
+
+    Uses `ray._private.worker._global_node`. If Ray renames it, a lost process is an AttributeError in a thread of
+    Ray's, and nothing reports it.
+    """
+    from ray._private import worker
+
+    return str(worker._global_node.get_logs_dir_path())  # type: ignore[attr-defined]
+
+
 def read_switches() -> None:
     """Update constants that imported modules of Ray have read from the environment.
 
@@ -122,6 +150,18 @@ def free_cpus(node: str) -> float:
 
     per_node = available_resources_per_node()  # type: ignore[no-untyped-call]
     return float(per_node.get(node, {}).get("CPU", 0.0))
+
+
+def actors_on(node: str) -> list[str]:
+    """Return the actors that live on a node, each with its process: `Holder (pid 17)`. Tasks are not among them.
+
+    Uses `ray._private.state.state.actor_table`; the public `list_actors` needs a dashboard. If Ray renames it, a
+    measurement that waits for others says nothing of them: an AttributeError after half a minute.
+    """
+    from ray._private.state import state
+
+    found = state.actor_table(None, actor_state_name="ALIVE").values()
+    return [f"{each['ActorClassName']} (pid {each['Pid']})" for each in found if each["Address"]["NodeID"] == node]
 
 
 def draining_nodes() -> set[str]:

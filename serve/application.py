@@ -7,6 +7,7 @@ imports a task or Torch: replicas do, by the names of their classes.
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -212,7 +213,8 @@ def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapp
     """
     # Serve starts all replicas again where the version differs. It changes with what they are started with, and so not
     # where `user_config` alone is another one.
-    version = hashlib.sha256(arguments.model_dump_json().encode()).hexdigest()[:16]
+    place = pickle.dumps(storage.filesystem)  # the address and the region of a bucket, which its text lacks
+    version = hashlib.sha256(arguments.model_dump_json().encode() + place).hexdigest()[:16]
 
     def made(name: str, deployment: Deployment) -> Any:
         own = deployment.options()

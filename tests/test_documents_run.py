@@ -53,6 +53,7 @@ ELSEWHERE = {
 CHEAPER = {
     r"--scale (small|paper)": "--scale smoke",
     r"--output docs/results/\S+": "--output report",
+    r"retable sweep rl$": "retable sweep rl --scale smoke",
     r"--gpus-per-run \S+": "",
     r"--samples 50": "--samples 2",
     r"--epochs 1,5,10": "--epochs 1",

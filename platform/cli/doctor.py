@@ -80,7 +80,8 @@ def ray_checks() -> Iterator[Line]:
     home = Path("~").expanduser()
     if not os.access(home, os.W_OK):
         remedy = "set RAY_AUTH_TOKEN_PATH to a file that only you read, with a token in it"
-        yield Line(token.exists(), f"{home} cannot be written" + ("" if token.exists() else f"; {remedy}"))
+        given = bool(os.environ.get("RAY_AUTH_TOKEN")) or token.exists()
+        yield Line(given, f"{home} cannot be written" + ("" if given else f"; {remedy}"))
     try:
         if short := temporary_folder():
             yield Line(True, f"TMPDIR is too long for Ray's sockets; {short} is used")

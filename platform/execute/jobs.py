@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,8 @@ UPLOAD = 500 * 2**20
 """Bytes that Ray takes at most of a folder; ours is counted unpacked, as photographs and weights do not shrink."""
 ANSWER = 10.0
 """Seconds that a dashboard has to answer."""
+AGENT = 60.0
+"""Seconds that a cluster may take from its start until a node takes jobs."""
 
 
 def dashboard(address: str) -> str:
@@ -203,13 +206,24 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
     _check_upload(folder)
     client = connect(address)
     with _readable_errors(address):
-        return str(
-            client.submit_job(
-                entrypoint=shlex.join(["python", "-m", "retable.platform.cli", *words]),
-                runtime_env={"working_dir": str(folder), "excludes": list(EXCLUDED), "env_vars": variables},
-                metadata={"retable": redact(shlex.join(words))},
-            )
+        return _submit(
+            client,
+            entrypoint=shlex.join(["python", "-m", "retable.platform.cli", *words]),
+            runtime_env={"working_dir": str(folder), "excludes": list(EXCLUDED), "env_vars": variables},
+            metadata={"retable": redact(shlex.join(words))},
         )
+
+
+def _submit(client: JobSubmissionClient, **job: Any) -> str:
+    """Send a job, again while a cluster that has just started has no node that takes any; return its id."""
+    end = time.monotonic() + AGENT
+    while True:
+        try:
+            return str(client.submit_job(**job))
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(1)
 
 
 def follow(address: str, job: str) -> bool:
@@ -231,6 +245,8 @@ def follow(address: str, job: str) -> bool:
         errors.print(f"\nthe job goes on; follow it: retable submit --follow-job {job}; stop it: --stop {job}")
         raise
     console.print(f"job {job}: {str(info.status.value).lower()}", markup=False)
+    if not info.status.is_terminal():
+        raise UserError(_broken_off(address, job))
     return str(info.status.value) == "SUCCEEDED"
 
 
@@ -246,8 +262,12 @@ def followed(address: str, job: str) -> Iterator[None]:
     try:
         yield
     except (aiohttp.ClientError, OSError, RuntimeError) as error:
-        again = f"retable submit --address {address} --follow-job {job}"
-        raise UserError(f"{address}: the connection broke off; the job may go on; follow it again: {again}") from error
+        raise UserError(_broken_off(address, job)) from error
+
+
+def _broken_off(address: str, job: str) -> str:
+    again = f"retable submit --address {address} --follow-job {job}"
+    return f"{address}: the connection broke off; the job may go on; follow it again: {again}"
 
 
 def stop(address: str, job: str) -> str:

@@ -23,6 +23,7 @@ from retable.platform.store.lease import DEATHS
 from retable.platform.store.provenance import collect
 from retable.platform.store.run import RunFolder, listed_shards, read_arrays, view_key, write_arrays
 from retable.platform.store.storage import Storage
+from retable.platform.text import and_more
 
 
 @dataclass
@@ -283,9 +284,9 @@ def _note_who_holds(node: str, cpus: float) -> None:
     held_cpus = cpus - ray_compat.free_cpus(node)
     if held_cpus > 0:
         held = f"others hold {held_cpus:g} of the node's {cpus:g} CPUs, and a measurement wants all"
-        remedy = (
-            "end them (`ray list actors` names them, `retable serve` is one), or name another node with --measure-on"
-        )
+        if actors := ray_compat.actors_on(node):
+            held += f"; on it are {and_more(actors, 5)}"
+        remedy = "end what holds them (`retable serve` does, too), or name another node with --measure-on"
         errors.print(f"note: measurements wait: {held}; {remedy}", markup=False)
 
 

@@ -36,6 +36,7 @@ QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # our own log is the log
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C reaches us; everything is on the storage by then
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # a process that was lost is one line of ours
     "TUNE_WARN_THRESHOLD_S": "10",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_DEDUP_LOGS": "0",
@@ -48,6 +49,10 @@ SENT = ("RAY_ADDRESS", "RETABLE_TASKS", PATIENCE, commit.VARIABLE, *QUIET)
 """Variables that hold on every node of a cluster that is joined."""
 _session = ExitStack()
 """What `start_ray` has changed in this process, and `end_ray` restores."""
+MESSAGES = "retable.txt"
+"""File beside Ray's logs: what Ray said of lost processes and machines."""
+RETRIED = "so the task will be retried"
+"""Words of Ray's second message of a lost process."""
 INTERRUPTED = "interrupted; the same command goes on where it stopped"
 SHARED = "name a bucket (s3://...) or a folder that every node mounts at the same place"
 TOKEN_REMEDY = "put the cluster's token into ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
@@ -165,6 +170,7 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     import ray
 
     _session.enter_context(ray_compat.ray_session())
+    _session.enter_context(ray_compat.messages_to(tell))
     address = cluster_address()
     if address:
         check_cluster(address)
@@ -187,6 +193,15 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     finally:
         if interrupt:
             signal.signal(signal.SIGTERM, interrupt)
+
+
+def tell(message: str) -> None:
+    """Print what Ray says of a lost process or machine as one line; a file beside Ray's logs has all of it."""
+    file, words = Path(ray_compat.logs_folder(), MESSAGES), " ".join(message.split())
+    with suppress(OSError), file.open("a") as kept:
+        kept.write(f"{message}\n")
+    if RETRIED not in words:  # that a process was lost was said
+        errors.print(f"note: Ray: {words.partition('. ')[0].rstrip('.')} (more in {file})", markup=False)
 
 
 def end_ray() -> None:

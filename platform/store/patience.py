@@ -10,12 +10,19 @@ import time
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
+from retable.platform.console import errors as console
 from retable.platform.errors import Denied, Unreachable, UserError
 
 PATIENCE = "RETABLE_PATIENCE"
 """Name of the variable that says for how many seconds a storage that does not answer is tried again; else 300."""
 WRITING = ("write", "claim", "remove")
 """Methods that need leave to write."""
+FIRST = 0.5
+"""Seconds of the first pause."""
+AGAIN = 60.0
+"""Seconds in which a storage that does not answer is told once."""
+_told: list[float] = []
+"""When that was last told, if it was."""
 _answered: set[tuple[str, bool]] = set()
 """Roots that have answered this process, and whether to writing: credentials that were good may be renewed, wrong ones
 are told at once."""
@@ -44,14 +51,16 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
 
     @functools.wraps(method)
     def trying(self: S, *arguments: P.args, **named: P.kwargs) -> T:
-        end, pause = time.monotonic() + patience(), 0.5
+        end, pause = time.monotonic() + patience(), FIRST
         while True:
             try:
                 result = method(self, *arguments, **named)
             except Unreachable as error:
-                denied = isinstance(error, Denied) and not _has_answered(self.root, writes)
+                denied = isinstance(error, Denied) and not has_answered(self.root, writes)
                 if denied or time.monotonic() + pause > end:
                     raise
+                if pause == FIRST:
+                    _tell(self.root, error)
                 time.sleep(pause * random.uniform(0.5, 1))  # so that workers do not all come back at once
                 pause = min(30.0, 2 * pause)
             else:
@@ -61,15 +70,24 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
     return cast("Callable[Concatenate[S, P], T]", trying)
 
 
-def _has_answered(root: str, writes: bool = False) -> bool:
+def has_answered(root: str, writes: bool = False) -> bool:
     """Return whether a folder, or one above it, has answered this process, to writing where `writes`."""
     known = tuple(_answered)  # other threads add to it
     return any((root == above or root.startswith(f"{above}/")) and (written or not writes) for above, written in known)
 
 
+def _tell(root: str, error: Exception) -> None:
+    """Print that a storage does not answer, once a minute of all that wait for it."""
+    now = time.monotonic()
+    if not _told or now - _told[-1] > AGAIN:
+        _told[:] = [now]
+        why = " ".join(str(error).split())
+        console.print(f"note: {root}: {why}; tried again for {patience():.0f} s", markup=False)
+
+
 def note_answer(root: str, writes: bool = False) -> None:
     """Keep that a folder has answered."""
-    if not _has_answered(root, writes):
+    if not has_answered(root, writes):
         _answered.add((root, writes))
 
 

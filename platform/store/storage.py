@@ -18,7 +18,7 @@ from pyarrow import ArrowInvalid, fs
 
 from retable.platform.errors import Denied, Unreachable, UserError, disk_errors, redact
 from retable.platform.store import cache as snapshot
-from retable.platform.store.patience import note_answer, patient
+from retable.platform.store.patience import has_answered, note_answer, patient
 
 T = TypeVar("T")
 Record: TypeAlias = dict[str, Any]
@@ -37,6 +37,10 @@ class Storage:
 
     filesystem: fs.FileSystem
     root: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what is known of its credentials too: a worker that starts while they are renewed waits for them."""
+        return _received, (self.filesystem, self.root, has_answered(self.root), has_answered(self.root, writes=True))
 
     @staticmethod
     def open(where: str | Path | Storage) -> Storage:
@@ -324,6 +328,13 @@ class Storage:
 
     def _name(self, path: str) -> str:
         return str(self / path) if path else str(self)
+
+
+def _received(filesystem: fs.FileSystem, root: str, reads: bool, writes: bool) -> Storage:
+    """Return a folder that another process has sent; `reads`, `writes`: whether it has granted that process them."""
+    if reads:
+        note_answer(root, writes)
+    return Storage(filesystem, root)
 
 
 def _fsspec(uri: str) -> tuple[fs.FileSystem, str]:

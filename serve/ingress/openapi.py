@@ -125,10 +125,12 @@ def _complete(operation: Json, path: str, method: str, models: Sequence[Model]) 
     for parameter in operation.get("parameters", ()):
         task = [*path.split("/"), "", ""][2] if parameter["name"] == "name" else names.get(parameter["name"])
         served = [model.name for model in models if model.task == task]
-        if served and parameter["in"] in ("path", "query") and not path.startswith("/v1/tables"):
+        if served and parameter["in"] in ("path", "query") and not path.startswith(("/v1/tables", "/v1/audio")):
             parameter["example"] = served[0]
+            parameter["schema"] = parameter["schema"] | {"enum": sorted(set(served))}
         if (path, parameter["name"]) == ("/v1/audio", "q"):
             parameter["example"] = "a dog barks"
         regions = [region for model in models if model.task == "weather" for region in model.about.get("regions", ())]
         if (path, parameter["name"]) == ("/v1/weather", "region") and regions:
             parameter["example"] = regions[0]
+            parameter["schema"] = parameter["schema"] | {"enum": sorted(set(regions))}

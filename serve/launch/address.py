@@ -78,7 +78,7 @@ def read_token(host: str, file: str) -> str:
     if file:
         path, where = Path(file).expanduser(), file
         try:
-            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            if stat.S_IMODE(path.stat().st_mode) & _others(path):
                 raise UserError(f"{file}: others can read it; run `chmod 600 {shlex.quote(file)}`")
             token = path.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -89,6 +89,15 @@ def read_token(host: str, file: str) -> str:
         missing = "no token" if not token else f"the token of {where} is no {SHORTEST_TOKEN} letters or digits"
         raise UserError(f"--host {host}: {missing}; set RETABLE_TOKEN, or --token-file FILE: `openssl rand -hex 32`")
     return token
+
+
+def _others(path: Path) -> int:
+    """Return the permissions that a file of a token must not have.
+
+    systemd lets the service's user read a credential by an access control list, which shows as one of the group.
+    """
+    own = os.environ.get("CREDENTIALS_DIRECTORY")
+    return 0o037 if own and path.absolute().parent == Path(own) else 0o077
 
 
 def loopback(host: str) -> bool:

@@ -153,6 +153,12 @@ def test_other_models_are_no_other_version_but_another_place_is(served, storage)
         application.assemble(arguments.model_copy(update={"storage": "x"}), storage, application.served(served))
     )
     assert elsewhere["rl"][-1] != one["rl"][-1]
+    versions = []
+    for host in ("here:9000", "there:9000", "here:9000"):
+        bucket = Storage(*fs.FileSystem.from_uri(f"s3://bucket/x?endpoint_override={host}&scheme=http&region=r"))
+        at = arguments.model_copy(update={"storage": str(bucket)})
+        versions.append(deployments(application.assemble(at, bucket, application.served(served)))["rl"][-1])
+    assert versions[0] == versions[2] != versions[1]
 
 
 def test_replicas_grow_into_the_cpus_that_are_left():

@@ -302,6 +302,18 @@ def test_a_table_at_two_scales_is_counted_once_at_the_larger(opened):
     assert page.locator("#parts summary").count() == 3
 
 
+@pytest.mark.parametrize(("verdict", "told"), [("doubtful", True), ("found", False)])
+def test_a_search_says_how_likely_its_hits_are_by_chance(opened, verdict, told):
+    hits = [{"id": "a", "file": "a.wav", "offset": 0.0, "score": 0.5}]
+    answer = {"hits": hits, "p": 0.37, "verdict": verdict}
+    page = opened(routes=[("**/v1/audio?*", lambda route: route.fulfill(json=answer))])
+    page.click("#ask button")
+    page.wait_for_selector("#heard:has-text('1 recordings for')")
+    assert page.locator("#hits li").count() == 1  # shown in either case
+    words = "Perhaps not here: words at random find as much in 37 % of cases."
+    assert (words in page.inner_text("#heard")) == told
+
+
 def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp_path):
     states = [
         {"state": "queued", "ahead": 1},

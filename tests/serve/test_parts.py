@@ -270,6 +270,16 @@ def test_a_token_is_wanted_where_others_can_ask(tmp_path, monkeypatch):
         address.read_token("0.0.0.0", str(file))
     file.chmod(0o600)
     assert address.read_token("0.0.0.0", str(file)) == TOKEN
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(file.parent))
+    file.chmod(0o440)  # as systemd shows one that the service's user may read
+    assert address.read_token("0.0.0.0", str(file)) == TOKEN
+    file.chmod(0o444)
+    with pytest.raises(UserError, match="others can read it"):
+        address.read_token("0.0.0.0", str(file))
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/other")
+    file.chmod(0o440)
+    with pytest.raises(UserError, match="others can read it"):
+        address.read_token("0.0.0.0", str(file))
     monkeypatch.setenv("RETABLE_TOKEN", "short")
     with pytest.raises(UserError, match="RETABLE_TOKEN is no 16") as caught:
         address.read_token("127.0.0.1", "")

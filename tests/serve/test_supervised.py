@@ -171,6 +171,18 @@ def unit():
     return read
 
 
+def test_what_the_compose_file_mounts_is_the_images_users():
+    """A new volume takes the owner of the folder of the image that it is mounted at."""
+    image, service = (ROOT / "Dockerfile").read_text(), yaml.safe_load(example("yaml"))["services"]["retable"]
+    (user,) = re.findall(r"^USER (\d+):(\d+)$", image, re.M)
+    made = re.findall(r"install --directory --owner (\d+) --group (\d+) (\S+)$", image, re.M)
+    assert [(*user, mount.partition(":")[2]) for mount in service["volumes"]] == made
+    assert image.index("install --directory") < image.index("\nUSER ")
+    own = unit()["Service"]
+    assert own["Environment"].split()[0].startswith(f"RETABLE_STORAGE=/var/lib/{own['StateDirectory']}/")
+    assert f"HOME=/var/lib/{own['StateDirectory']}" in own["Environment"].split()
+
+
 def test_systemd_takes_the_unit(tmp_path):
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd here")

@@ -70,6 +70,30 @@ def test_a_token_that_others_can_read_is_named(tmp_path):
     assert text == f"Ray's token {token} is readable by others; chmod 600 it" and "secret" not in text
 
 
+def test_a_home_that_cannot_be_written_needs_a_token_from_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    (text,) = bad(doctor.ray_checks())
+    assert text.startswith(f"{tmp_path} cannot be written; set RAY_AUTH_TOKEN_PATH")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    assert bad(doctor.ray_checks()) == []
+    assert f"{tmp_path} cannot be written" in [line.text for line in doctor.ray_checks()]
+
+
+def test_a_tmpdir_too_long_for_sockets_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", "/tmp/" + "x" * 80)
+    assert "TMPDIR is too long for Ray's sockets; /tmp/ray is used" in [line.text for line in doctor.ray_checks()]
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "x" * 80)
+    (text,) = bad(doctor.ray_checks())
+    assert text.startswith("RAY_TMPDIR=/tmp/xxx") and "too long for the sockets that Ray makes there" in text
+
+
+def test_little_shared_memory_is_named(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64e6 if path == "/dev/shm" else 50e9))
+    assert bad(doctor.ray_checks()) == ["/dev/shm has 0.1 GB free; Ray would use slow disk"]
+
+
 def test_the_old_ray_train_is_named(monkeypatch):
     monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "0")
     assert bad(doctor.ray_checks()) == ["RAY_TRAIN_V2_ENABLED=0 selects the old Ray Train; unset it"]

@@ -58,6 +58,12 @@ def scratch(storage):
     return list(Path(storage, ".ray").iterdir())
 
 
+@pytest.mark.parametrize(("command", "folder"), [(["no-such-command"], "."), (["true"], "/no/such/folder")])
+def test_a_command_that_cannot_start_ends_and_no_copy_of_the_tests_goes_on(command, folder):
+    status, said = Terminal(command, folder).end()
+    assert status == 127 and "No such file or directory" in said[0]
+
+
 @pytest.mark.slow
 def test_a_training_in_a_terminal_is_interrupted(typed, tmp_path):
     terminal = typed("train", "line", "--storage", str(tmp_path), *SLOWLY)

@@ -8,10 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ray.job_submission import JobStatus
 
 from retable.platform import commit as commits
 from retable.platform.cli import app
@@ -164,6 +167,44 @@ def test_a_command_that_makes_no_sense_as_a_job_is_refused(monkeypatch, capsys):
         assert "write a command after --" in said(monkeypatch, capsys, "--storage", "/x", "--", *words)
 
 
+def test_a_stream_that_ends_before_its_job_says_how_to_follow_again(monkeypatch, capsys):
+    class Client:
+        async def tail_job_logs(self, job):
+            yield "a line\n"
+
+        def get_job_info(self, job):
+            return SimpleNamespace(status=JobStatus.RUNNING)
+
+    monkeypatch.setattr(jobs, "connect", lambda address: Client())
+    with pytest.raises(UserError, match="follow it again: retable submit --address http://h:1 --follow-job j"):
+        jobs.follow("http://h:1", "j")
+    assert capsys.readouterr().out == "a line\njob j: running\n"
+
+
+def test_a_cluster_that_has_just_started_is_asked_again(monkeypatch):
+    answers = [
+        "No available agent to submit job, please try again later",
+        "No available agent to submit job",
+        "no room",
+    ]
+    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
+
+    def submit_job(**job):
+        assert job == {"entrypoint": "x"}
+        if answers:
+            raise RuntimeError(answers.pop(0))
+        return "raysubmit_1"
+
+    client = SimpleNamespace(submit_job=submit_job)
+    with pytest.raises(RuntimeError, match="no room"):
+        jobs._submit(client, entrypoint="x")
+    assert jobs._submit(client, entrypoint="x") == "raysubmit_1"
+    answers.append("No available agent to submit job")
+    monkeypatch.setattr(jobs, "AGENT", -1.0)
+    with pytest.raises(RuntimeError, match="No available agent"):
+        jobs._submit(client, entrypoint="x")
+
+
 @pytest.fixture
 def checkout(tmp_path):
     """A folder of a user's, under git."""
@@ -266,7 +307,12 @@ def test_the_documented_line_makes_runs_that_name_their_commit_and_code(node, tm
         line = line.replace("RETABLE_COMMIT=$(python3 -m retable.platform.commit)", "")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     variables = {**os.environ, "PATH": path, "RAY_AUTH_MODE": "token", "PYTHONPATH": ""}
-    ended = subprocess.run(["bash", "-c", line], cwd=source, env=variables, capture_output=True, text=True, timeout=500)
+    for _ in range(30):
+        words = ["bash", "-c", line]
+        ended = subprocess.run(words, cwd=source, env=variables, capture_output=True, text=True, timeout=500)
+        if "No available agent" not in ended.stderr:  # the node has just started, and the machine has much to do
+            break
+        time.sleep(2)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (run,) = storage.list("runs/line")
     made = storage.read_json(f"runs/line/{run}/provenance.json")

@@ -1,5 +1,7 @@
 """Measurements on a node that has what `--measure-on` names: found, waited for, and alone there."""
 
+import re
+
 import pytest
 
 from retable.platform.execute import session
@@ -73,4 +75,6 @@ def test_a_measurement_that_waits_says_what_holds_its_node(storage, monkeypatch,
         end.start()
         assert measure_all(plan, Resources()) == {}
         end.join()
-    assert "measurements wait: others hold 0.1 of the node's" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "measurements wait: others hold 0.1 of the node's" in said
+    assert re.search(r"; on it are .*Holder \(pid \d+\)", said)

@@ -5,6 +5,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -208,6 +209,29 @@ def test_ray_starts_quietly_with_a_private_token_and_ends():
         assert not ray.is_initialized()
     finally:
         assert os.umask(mask) == 0o022
+
+
+@pytest.mark.slow
+def test_a_lost_process_is_one_line_and_a_file_has_the_rest(tmp_path, capfd):
+    import ray
+
+    @ray.remote(max_retries=1)
+    def dies_once(marker):
+        if not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "done"
+
+    with cluster.ray_cluster():
+        assert ray.get(dies_once.remote(tmp_path / "died")) == "done"
+        said, end = "", time.monotonic() + 30
+        while "note" not in said and time.monotonic() < end:
+            time.sleep(0.2)
+            said += "".join(capfd.readouterr())
+    (line,) = said.splitlines()
+    assert line.startswith("note: Ray: A worker died or was killed while executing a task") and " (more in " in line
+    file = Path(line.rpartition("more in ")[2].rstrip(")"))
+    assert "Worker PID" in file.read_text() and "retries remaining" in file.read_text()
 
 
 def test_after_its_end_ray_starts_by_itself_as_before_but_not_for_a_thread_that_was_left(monkeypatch):

@@ -14,6 +14,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from retable.platform.errors import UserError
+from retable.platform.store import patience
 from retable.platform.store.storage import Storage
 
 
@@ -376,6 +377,40 @@ def test_a_plan_asks_again_too(tmp_path, monkeypatch, method, error, name):
     shaky = Storage(filesystem, str(tmp_path))
     with shaky.snapshot():
         assert getattr(shaky, method)(path) == expected and not left
+
+
+def test_a_refusal_in_the_middle_is_waited_for_up_to_the_bound_and_then_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RETABLE_PATIENCE", "1.2")
+    monkeypatch.setattr(patience, "_told", [])
+    Storage.open(tmp_path).write("a", b"1")
+    assert Storage.open(tmp_path).read("a") == b"1"
+    filesystem, left = failing(monkeypatch, "open_input_stream", *DENIED * 4)
+    said = refused(lambda: Storage(filesystem, str(tmp_path)).read("a"))
+    assert "ACCESS_DENIED" in said or "403" in said or "ExpiredToken" in said
+    assert "\n" not in said and 1 <= 12 - len(left) <= 4  # half a second and a second of pauses, cut short at random
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"note: {tmp_path}: ") and line.endswith("tried again for 1 s")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_process_that_starts_in_the_middle_knows_that_its_credentials_were_good(tmp_path, monkeypatch, known):
+    monkeypatch.setattr(patience, "_answered", set())
+    monkeypatch.setattr(patience.time, "sleep", lambda seconds: None)
+    storage = Storage.open(tmp_path)
+    if known:
+        storage.write("a", b"1")
+    else:
+        patience._answered.clear()
+        (tmp_path / "a").write_bytes(b"1")
+    sent = pickle.dumps(storage)
+    patience._answered.clear()  # of the process that sends; the one that receives has none
+    received = pickle.loads(sent)
+    filesystem, left = failing(monkeypatch, "open_input_stream", *DENIED)
+    shaky = Storage(filesystem, received.root)
+    if known:
+        assert shaky.read("a") == b"1" and not left
+    else:
+        assert "ACCESS_DENIED" in refused(lambda: shaky.read("a")) and len(left) == 2
 
 
 def test_and_in_the_end_it_is_named(tmp_path, monkeypatch):
