@@ -41,8 +41,8 @@ def findings(task: str) -> list[str | Cited]:
     pieces = CITED.split(" ".join(file.read_text().split()))  # text, the five groups of a number, text, ...
     found: list[str | Cited] = [pieces[0]]
     for start in range(1, len(pieces), 6):
-        *cell, published, text = pieces[start : start + 6]
-        found += [Cited(*cell, published=published is not None), text]
+        shown, table, row, column, published, text = pieces[start : start + 6]
+        found += [Cited(shown, table, row, column, published is not None), text]
     return found
 
 
