@@ -1,6 +1,6 @@
 """Write `docs/coverage.md`: every row of the papers' tables and figures, and every option, with what running it takes.
 
-`python docs/coverage.py` asks the planner, and starts nothing; a test says when the page is old.
+`python docs/coverage.py` asks the planner, and starts nothing; a test fails when the page is old.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ Every table, figure and option of the four papers: the command that runs it, the
 what the published setting takes. Written by `python docs/coverage.py` from the tables themselves and from the planner;
 the commands are executed at the smallest scale by `make docs-check`.
 
-- **smoke** fills all of it in minutes on two cores: it proves the path, and its numbers mean nothing.
-- **small** takes an hour or a few on two cores, on generated or recorded data; where a page of results is named, it
-  was run.
-- **paper** is the published setting, on the published data, which you must have. Where a page is named, it was run, on
-  recordings of our own, as it asks for masks and files alone; no training was run here at full size. Its costs are
-  estimates: days of one core by each task's own rough formula; money, and hours of GPUs, by
-  [cluster.yaml](../cluster.yaml) and the example prices in [prices.toml](../prices.toml), where a GPU is taken to be
-  worth as many cores as is written there. Runs that several tables share count for each of them.
+- **smoke** fills all of it in minutes on two cores: it tests the code, and its numbers mean nothing.
+- **quick**, the default, fills part of it in minutes on two cores: one seed, for a first look.
+- **small** takes up to a night for each paper on two cores, on generated or recorded data. It was run where the column
+  "run here" links to its results.
+- **paper** is the published setting, on the published data, which you must have. Where "run here" links to results of
+  it, they are masks and file sizes on recordings of our own; no training was run here at full size. The costs are
+  estimates. Days of one core follow each task's own rough formula. Money and GPU hours follow
+  [cluster.yaml](../cluster.yaml) and the example prices in [prices.toml](../prices.toml), which also says how many
+  cores a GPU is worth. Runs that several tables share count for each of them.
 """
 
 
@@ -66,23 +67,26 @@ def overview(task: Task, storage: str, cluster: Any, prices: Any) -> str:
         part = found.tables[name]
         gpu = sum(hours for node, hours in part.hours.items() if cluster_gpus(cluster, node))
         days = f"{work.cost / 86400:,.1f} days"
-        shown = [
-            f"[{scale}](results/{task.name}-{scale}/report.md)" for scale in ("small", "paper") if has(name, scale)
-        ]
         lines.append(
             f"| `retable reproduce {name} --scale paper` | {len(table.rows)} | {len(work.trainings)} | {days} "
-            f"| {gpu:,.0f} | {found.money(part.hours):,.0f} {prices.currency} | {', '.join(['smoke', *shown])} |"
+            f"| {gpu:,.0f} | {found.money(part.hours):,.0f} {prices.currency} | {run_here(task, key)} |"
         )
     return "\n".join(lines)
 
 
+def run_here(task: Task, key: str) -> str:
+    """Return the scales at which a table was run here, with links to results that are among the documents."""
+    found = [scale for scale in ("small", "paper") if has(f"{task.name}/{key}", scale)]
+    return ", ".join(["smoke", *(f"[{scale}](results/{task.name}-{scale}/report.md)" for scale in found)])
+
+
 def cluster_gpus(cluster: Any, node: str) -> bool:
-    """Say whether a node type has GPUs."""
+    """Return whether a node type has GPUs."""
     return any(kind.name == node and kind.gpus for kind in cluster.workers)
 
 
 def has(name: str, scale: str) -> bool:
-    """Say whether the results of a table at some scale are among the documents."""
+    """Return whether the results of a table at some scale are among the documents."""
     task, _, key = name.partition("/")
     return any((ROOT / "docs" / "results" / f"{task}-{scale}").glob(f"{task}-{key}-{scale}*.csv"))
 
@@ -102,7 +106,7 @@ def rows(task: Task, key: str, table: AnyTable) -> str:
 
 
 def runs(row: AnyRow) -> bool:
-    """Say whether a row is more than a published value."""
+    """Return whether a row is more than a published value."""
     return isinstance(row, Combined) or row.overrides is not None
 
 
@@ -148,7 +152,7 @@ def choices(kind: type[Any], config: Any, prefix: str = "") -> Iterator[tuple[st
 
 
 def union(hint: Any) -> bool:
-    """Say whether a type is one of several."""
+    """Return whether a type is one of several."""
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 

@@ -6,10 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "tasks").glob("*.md")))
+UPKEEP = (ROOT / "CONTRIBUTING.md", ROOT / "RELEASING.md")
+PAGES = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "tasks").glob("*.md")),
+    *UPKEEP,
+)
 BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 SHELL = ("", "sh", "console")
-PROGRAMS = ("retable", "make", "ray", "serve", "curl", "export", "pip", "aws", "helm", "docker", "kubectl", "sed")
+SET = r"^(\w+=(\$\([^)]*\)|\S+) )+"
+"""Variables that are set before a command."""
+PROGRAMS = (
+    *("retable", "make", "ray", "serve", "curl", "export", "python", "pip", "uv", "tensorboard"),
+    *("aws", "helm", "docker", "kubectl", "sbatch", "scancel"),
+    *("sed", "tail", "grep", "rm", "git", "gh", "(cd"),
+)
 
 
 @dataclass(frozen=True)
@@ -23,8 +35,7 @@ class Line:
     @property
     def words(self) -> list[str]:
         """The words, without variables that are set before them."""
-        words = shlex.split(self.text)
-        return words[next(place for place, word in enumerate(words) if not re.fullmatch(r"\w+=.*", word)) :]
+        return shlex.split(re.sub(SET, "", self.text))
 
     def __str__(self):
         return f"{self.page}: {self.text}"
@@ -37,8 +48,7 @@ def lines(page: Path) -> list[Line]:
         if block["kind"] in SHELL:
             for text in re.sub(r"\\\n\s*", "", block["text"]).splitlines():
                 text = re.sub(r"(^|\s+)#( .*)?$", "", text.removeprefix("$ ")).removesuffix(" &")
-                command = re.sub(r"^(\w+=\S+ )+", "", text)
-                if command.partition(" ")[0] in PROGRAMS:
+                if re.sub(SET, "", text).partition(" ")[0] in PROGRAMS:
                     found.append(Line(str(page.relative_to(ROOT)), text))
     return found
 

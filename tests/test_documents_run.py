@@ -1,4 +1,4 @@
-"""README and docs, executed: each command in a terminal, in the order in which a reader meets it (`make docs-check`).
+"""README, docs and the pages for maintainers, executed: each command in a terminal, as a reader meets it.
 
 Everything lies in `build/docs-check`, so an interrupted check goes on. What takes hours is run at the smallest scale;
 what asks for machines of one's own is skipped, with the reason.
@@ -20,7 +20,6 @@ import retable
 from retable.serve.client import Client
 from retable.tasks.style.files import assets, generate
 from tests import documents
-from tests.rl.d4rl_files import make_arrays, write
 from tests.terminal import Terminal
 
 pytestmark = pytest.mark.slow
@@ -30,25 +29,30 @@ STORAGE = FOLDER / "results"
 RECORDINGS = ROOT / "tasks" / "audio" / "zoo" / "recordings"
 HOURS = 3600
 ELSEWHERE = {
-    r"make (?!docs)": "is what checks a fresh clone",
+    r"make ": "is what checks a fresh clone",
     r"(pip|aws|helm|docker|kubectl|sed) ": "asks for accounts, images or a cluster of one's own",
-    r"ray (up|dashboard|down|start|stop|job|get-auth-token)": "acts on machines; test_jobs.py and "
-    "test_session.py in tests/platform/execute do the same on this one",
+    r"(sbatch|scancel|tail) ": "asks for Slurm; tests/test_slurm.py runs the same script by a small one",
+    r"ray (up|dashboard|down|start|stop|job|get-auth-token)": "acts on machines; "
+    "tests/platform/execute/test_jobs.py and tests/platform/execute/test_session.py do the same on this one",
     r"RAY_ADDRESS=HEAD": "asks for a cluster",
-    r"serve (run|deploy)": "serves until it is stopped; tests/serve/test_config.py reads the same file",
+    r"serve (run|deploy)": "serves until it is stopped; tests/serve/test_application.py reads the same file",
+    r"tensorboard ": "serves until it is stopped; tests/platform/train/test_trackers.py reads what it would show",
     r".*(s3://|JOB|submit --list)": "asks for a bucket and a cluster; tests/platform/execute/test_jobs.py has both",
     r"export (RAY|RETABLE_TASKS)": "is set where it is wanted",
     r"curl .*/my_paper/": "asks a server of one's own task; tests/serve/test_answers.py asks its deployment",
     r"RETABLE_TOKEN|curl -H": "opens a port to others; tests/serve/test_middleware.py asks with and without the token",
-    r"retable data fetch": "downloads from others' servers; tests/test_fetch.py has a server of its own",
-    r"retable data convert rl hopper_expert": "reads D4RL's own file; tests/rl/test_d4rl.py reads small ones",
+    r"retable data fetch \w+ \w": "downloads from others' servers; tests/test_fetch.py has a server of its own",
     r"retable style image .*--style (my_)?painting.jpg": "makes 300 evaluations of 512 pixels: minutes",
     r"retable status --watch": "watches until it is stopped; tests/platform/store/test_query.py looks at its table",
-    r"retable (sweep (style|audio\w*|weather_\w+))$": "trains dozens of runs; execute/test_sweep.py sweeps",
+    r"retable (sweep (style|audio\w*|weather_\w+))$": "trains dozens of runs; "
+    "tests/platform/execute/test_sweep.py sweeps",
+    r"python (docs/|-m docs\.)": "writes pages of the documents; tests/test_documents.py compares them",
+    r"(git|gh|grep|rm|\(cd) |python -m (pip|venv) ": "is a step of a release, which changes the repository or its host",
 }
 """What is not run, and why."""
 CHEAPER = {
     r"--scale (small|paper)": "--scale smoke",
+    r"--output docs/results/\S+": "--output report",
     r"retable sweep rl$": "retable sweep rl --scale smoke",
     r"--gpus-per-run \S+": "",
     r"--samples 50": "--samples 2",
@@ -111,7 +115,6 @@ def desk():
     (FOLDER / "points.csv").write_text("0.1,0.2\n0.9,0.9\n")
     (FOLDER / "observations").mkdir(exist_ok=True)
     np.save(FOLDER / "observations" / "some.npy", np.zeros((5, 17), np.float32))
-    write(FOLDER / "hopper_expert-v2.hdf5", make_arrays([(400, "timeout"), (300, "terminal")]))
     if shared := os.environ.get("RETABLE_SHARED"):
         for name in ("weather/opera_20180824", "audio/esc10"):
             if not (FOLDER / Path(name).name).exists():

@@ -1,11 +1,16 @@
 """Findings are written by hand: each number is that of the cell that it links to, in the results that come along."""
 
+import dataclasses
+import html
+import re
+
 import pytest
 
 from retable.platform.report import measured
 from retable.platform.report.findings import Cited, as_text, findings, wrong
 from retable.platform.report.write import sections, write_report
 from retable.platform.spec.task import names
+from tests import documents
 
 TASKS = [task for task in names() if findings(task)]
 
@@ -33,17 +38,40 @@ def test_a_report_may_show_a_task_that_is_not_installed():
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_two_or_three_sentences(task):
-    assert 2 <= as_text(findings(task)).count(". ") + 1 <= 3
+def test_two_short_sentences(task):
+    sentences = re.split(r"(?<=\.)\s+", as_text(findings(task)).strip())
+    assert len(sentences) == 2
+    for sentence in sentences:
+        assert len([word for word in sentence.split() if re.search(r"\w", word)]) <= 30
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_number_without_a_link_is_a_label_of_a_cited_cell(task):
+    cited = [piece for piece in findings(task) if isinstance(piece, Cited)]
+    labels = {number for cell in cited for number in re.findall(r"\d+", f"{cell.row} {cell.column}")}
+    prose = " ".join(piece for piece in findings(task) if isinstance(piece, str))
+    assert set(re.findall(r"[\d.,]*\d", prose)) <= labels
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_committed_report_states_them_as_they_are(task):
+    folder = documents.ROOT / "docs" / "results" / f"{task}-small"
+    assert f"**{task}**, found at small: {as_text(findings(task)).strip()}\n" in (folder / "report.md").read_text()
+    for page in folder.glob("index.html"):
+        shown = re.sub(r"<[^>]*>", "", html.unescape(page.read_text()))
+        assert f"Found at small: {as_text(findings(task)).strip()}\n" in shown
 
 
 def test_a_number_that_is_not_in_its_cell_is_named(shipped):
-    (good,) = [piece for piece in findings("rl") if isinstance(piece, Cited) and piece.text == "0.1411"]
-    bad = Cited("0.1412", good.table, good.row, good.column)
-    gone = Cited("1", good.table, "no such row", good.column)
-    assert wrong([good, bad, gone, "text"], shipped[1]) == [
-        f"0.1412: rl/table1 | {good.row} | Actor says 0.1411",
-        "1: rl/table1 | no such row | Actor says nothing",
+    good = Cited("1126", "style/table1", "512 x 512", "Speed-up over VGG-19", published=True)
+    assert good in findings("style")
+    bad = dataclasses.replace(good, text="1127")
+    measured = dataclasses.replace(good, published=False)
+    gone = dataclasses.replace(good, row="no such row")
+    assert wrong([good, bad, measured, gone, "text"], shipped[1]) == [
+        "1127: style/table1 | 512 x 512 | Speed-up over VGG-19 | published says 1126",
+        "1126: style/table1 | 512 x 512 | Speed-up over VGG-19 says 1321",
+        "1126: style/table1 | no such row | Speed-up over VGG-19 | published says nothing",
     ]
 
 
@@ -51,5 +79,5 @@ def test_the_report_shows_them_with_links_to_the_tables(shipped):
     storage, parts = shipped
     into = write_report(storage, parts=parts)
     page, text = into.read("index.html").decode(), into.read("report.md").decode()
-    assert '<a href="#rl-table1-small">0.1411</a>' in page and "Found at small" in page
+    assert '<a href="#rl-ablation-small">98.7</a>' in page and "Found at small" in page
     assert f"**rl**, found at small: {as_text(findings('rl'))}" in text

@@ -1,6 +1,7 @@
-"""Findings: sentences about a paper, written by hand in `results/findings.md` of its task, beside the bundle.
+"""Findings: two sentences about a paper, written by hand in `results/findings.md` of its task, beside the bundle.
 
-Each number links to its cell: `[0.144](<rl/table1 | SNIP 95 % | Actor>)`. A test compares the two.
+Each number links to its cell, `[0.1437](<rl/table1 | SNIP 95 % | Actor>)`, or to the published value of it,
+`[0.1430](<rl/table1 | SNIP 95 % | Actor | published>)`. A test compares the two.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from retable.platform.report.render import number
 from retable.platform.report.results import FilledTable
 from retable.platform.spec.task import folder, names
 
-CITED = re.compile(r"\[([^\]]+)\]\(<([^|>]+) \| ([^|>]+) \| ([^>]+)>\)")
+CITED = re.compile(r"\[([^\]]+)\]\(<([^|>]+) \| ([^|>]+) \| ([^|>]+?)(?: \| (published))?>\)")
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,24 @@ class Cited:
     table: str
     row: str
     column: str
+    published: bool = False
+    """Whether it is the cell's published value, not the measured one."""
+
+    @property
+    def where(self) -> str:
+        """The cell, as a link names it."""
+        return " | ".join([self.table, self.row, self.column, *(["published"] if self.published else [])])
 
 
 def findings(task: str) -> list[str | Cited]:
     """Return a task's findings as text and cited numbers, in order; nothing where it has none, or is not installed."""
     if task not in names() or not (file := folder(task) / "results" / "findings.md").is_file():
         return []
-    pieces = CITED.split(" ".join(file.read_text().split()))  # text, the four groups of a number, text, ...
+    pieces = CITED.split(" ".join(file.read_text().split()))  # text, the five groups of a number, text, ...
     found: list[str | Cited] = [pieces[0]]
-    for start in range(1, len(pieces), 5):
-        found += [Cited(*pieces[start : start + 4]), pieces[start + 4]]
+    for start in range(1, len(pieces), 6):
+        shown, table, row, column, published, text = pieces[start : start + 6]
+        found += [Cited(shown, table, row, column, published is not None), text]
     return found
 
 
@@ -49,13 +58,14 @@ def wrong(pieces: Iterable[str | Cited], parts: Sequence[FilledTable]) -> list[s
         if isinstance(cited, str):
             continue
         cells = [
-            number(part.cell(cited.row, cited.column).mean, column.format)
+            number(cell.published if cited.published else cell.mean, column.format)
             for part in parts
-            if part.name == cited.table and any(row.label == cited.row for row in part.rows)
-            for column in part.columns
+            if part.name == cited.table
+            for row in part.rows
+            if row.label == cited.row
+            for column, cell in zip(part.columns, row.cells, strict=True)
             if column.header == cited.column
         ]
         if cited.text not in cells:
-            where = f"{cited.table} | {cited.row} | {cited.column}"
-            lines.append(f"{cited.text}: {where} says {', '.join(cells) or 'nothing'}")
+            lines.append(f"{cited.text}: {cited.where} says {', '.join(cells) or 'nothing'}")
     return lines

@@ -1,0 +1,69 @@
+"""README: short, its terminal is what the command prints; links of documents outside of `docs/` lead somewhere."""
+
+import io
+import re
+from pathlib import PurePosixPath
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from retable.platform.cli import filled
+from retable.platform.report import summary, write
+from retable.platform.spec.task import find
+from tests import documents
+
+ROOT = documents.ROOT
+README = (ROOT / "README.md").read_text()
+OUTSIDE = [*ROOT.glob("*.md"), *ROOT.glob("tasks/*/LICENSES.md"), *ROOT.glob("tasks/*/*/LICENSES.md")]
+PYTHON = "Python 3.11 to 3.13"
+
+
+def test_it_has_600_words_outside_of_blocks():
+    prose = re.sub(r"\]\([^)]*\)", "]", documents.BLOCK.sub("", README))
+    assert len([word for word in prose.split() if re.search(r"\w", word)]) <= 600
+
+
+def terminal():
+    """Return the lines of the block that shows the terminal; the last one, which is broken there, as one."""
+    (block,) = [found["text"] for found in documents.BLOCK.finditer(README) if "filled here" in found["text"]]
+    assert max(map(len, block.splitlines())) <= 120
+    return re.sub(r" ·\n +", " · ", block).splitlines()
+
+
+def test_its_terminal_is_what_the_command_prints(monkeypatch):
+    shown = terminal()
+    words = [re.split(r"\s{2,}", line.strip()) for line in shown[1:5]]
+    lines = [summary.Line(w[0], w[1], find(w[0]).key_number.about, *w[3:]) for w in words]
+    claims = [re.fullmatch(r"claims (.+) \((.+)\): (.+)", line) for line in shown if line.startswith("claims")]
+    verdicts = iter([[f"{c[1]}: {c[3]}" for c in claims if c[2].endswith(end)] for end in ("run here", "came along")])
+    own = SimpleNamespace(name="weather/table1", scale="quick", rows=[], changes={})
+    shipped = SimpleNamespace(name="weather/table1", scale="small", rows=[], changes={})
+    monkeypatch.setattr(summary, "lines", lambda *_: lines)
+    monkeypatch.setattr(summary, "verdicts", lambda _: next(verdicts))
+    monkeypatch.setattr(write, "shipped_sections", lambda *_: [shipped])
+    printed = io.StringIO()
+    monkeypatch.setattr(filled, "console", Console(file=printed, width=160, highlight=False))
+    filled.print_summary({own.name: own}, PurePosixPath("/home/you/retable/results"))
+    assert [line.rstrip() for line in printed.getvalue().strip("\n").splitlines()] == shown
+    assert len(shown) <= 25
+
+
+def test_every_page_names_the_same_versions_of_python():
+    pages = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", ROOT / "docs" / "install.md"]
+    assert all(PYTHON in " ".join(page.read_text().split()) for page in pages)
+    install = (ROOT / ".github" / "workflows" / "install.yml").read_text()
+    assert 'python: ["3.11", "3.12", "3.13"]' in install
+    assert not any(re.search(r"3\.11 or newer|3\.11, 3\.12", page.read_text()) for page in documents.PAGES)
+
+
+@pytest.mark.parametrize("page", OUTSIDE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_its_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", documents.BLOCK.sub("", page.read_text()))
+    gone = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not gone
+
+
+def test_the_notice_names_files_that_exist():
+    for name in re.findall(r"(?:tasks|docs)/[\w./*]+", (ROOT / "NOTICE").read_text()):
+        assert list(ROOT.glob(name.rstrip("."))), name
