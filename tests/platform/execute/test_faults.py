@@ -386,7 +386,9 @@ def test_a_training_whose_process_dies_again_and_again_at_one_step_fails_in_a_li
         os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
     said, _ = process.communicate(timeout=200)
     assert process.returncode != 0 and "its process died 3 times at step 0" in said
-    assert said.count("note: Ray: A worker died") == 3 and "Traceback" not in said.partition("UserError")[0]
+    assert (
+        said.count("note: Ray: A worker died") == 3 and "ActorDiedError" not in said and "tune_controller" not in said
+    )
     assert attempts(folder) == 3
     record["survived"] = "yes"
 
