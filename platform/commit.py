@@ -36,12 +36,17 @@ def of_checkout(folder: Path) -> str:
 
 
 def of_folder(folder: Path) -> str:
-    """Return the commit of the repository around a folder, with `-dirty` where the folder has changes."""
+    """Return the commit of the repository that holds a folder, with `-dirty` where the folder has changes.
 
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout
+    A folder that the repository around it ignores is in none.
+    """
+
+    def git(*words: str, check: bool = True) -> str:
+        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=check).stdout
 
     try:
+        if git("check-ignore", ".", check=False):
+            return ""
         return git("rev-parse", "HEAD").strip() + ("-dirty" if git("status", "--porcelain", ".").strip() else "")
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -84,10 +84,15 @@ def logs_folder() -> str:
 
     Uses `ray._private.worker._global_node`. If Ray renames it, a lost process is an AttributeError in a thread of
     Ray's, and nothing reports it.
+
+    Raises:
+        OSError: where Ray does not run.
     """
     from ray._private import worker
 
-    return str(worker._global_node.get_logs_dir_path())  # type: ignore[attr-defined]
+    if worker._global_node is None:
+        raise OSError("Ray does not run")
+    return str(worker._global_node.get_logs_dir_path())
 
 
 def read_switches() -> None:

@@ -13,13 +13,31 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LEVELS = "tests/platform/test_levels.py"
-KINDS = (".py", ".j2", ".css", ".js", ".json", ".md", ".csv")
+KINDS = (
+    ".py",
+    ".j2",
+    ".css",
+    ".js",
+    ".html",
+    ".svg",
+    ".json",
+    ".toml",
+    ".yaml",
+    ".txt",
+    ".md",
+    ".csv",
+    ".ipynb",
+)
 """Endings of files that a test reads."""
 NAMED = {
     "sources.json": "tests/test_fetch.py",
     "findings.md": "tests/test_findings.py",
     "json.md": "tests/platform/cli/test_json.py",
     "cluster.md": "tests/test_cluster_page.py",
+    "README.md": "tests/test_readme.py",
+    "CHANGELOG.md": "tests/test_readme.py",
+    "NOTICE": "tests/test_readme.py",
+    "tour.ipynb": "tests/test_tour.py",
 }
 """Files of these names, wherever they are, have a test file of their own."""
 DOCUMENTS = "tests/test_documents.py"
@@ -50,7 +68,7 @@ def changed(base: str, root: Path | None = None) -> list[str]:
 
 def files_testing(paths: Iterable[str], root: Path = ROOT) -> list[str]:
     """Return the test files of the files at `paths`, each once."""
-    known = [Path(path) for path in paths if path.endswith(KINDS)]
+    known = [Path(path) for path in paths if path.endswith((*KINDS, "NOTICE"))]
     code = {test for path in known if path.suffix == ".py" for test in _named_for(path, root)}
     return sorted(code.union(*(_for_data(path, root) for path in known)) | ({LEVELS} if code else set()))
 
@@ -58,7 +76,9 @@ def files_testing(paths: Iterable[str], root: Path = ROOT) -> list[str]:
 def _for_data(path: Path, root: Path) -> Iterator[str]:
     if path.suffix == ".py" or path.parts[0] == "tests":
         return
-    if path.suffix == ".md" and (path.parts[0] == "docs" or len(path.parts) == 1):
+    if path.parts[0] == "docs" or len(path.parts) == 1:
+        if path.suffix not in (".md", ".ipynb") and path.name not in NAMED:
+            return
         yield from filter(lambda test: (root / test).exists(), [DOCUMENTS, NAMED.get(path.name, DOCUMENTS)])
     elif path.name in NAMED:
         yield NAMED[path.name]

@@ -15,6 +15,8 @@ def tree(tmp_path):
         "rl/test_prune.py",
         "rl/test_data.py",
         "test_documents.py",
+        "test_readme.py",
+        "test_tour.py",
     ):
         path = tmp_path / "tests" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +34,11 @@ def tree(tmp_path):
         ("tests/rl/test_prune.py", ["tests/rl/test_prune.py"]),
         ("tests/rl/test_removed.py", []),
         ("docs/tour.py", []),
-        ("README.md", [DOCUMENTS]),
+        ("README.md", [DOCUMENTS, "tests/test_readme.py"]),
+        ("NOTICE", [DOCUMENTS, "tests/test_readme.py"]),
+        ("docs/tour.ipynb", [DOCUMENTS, "tests/test_tour.py"]),
+        ("docs/kuberay/rayjob.yaml", []),
+        ("platform/store/prices.toml", ["tests/platform/store/test_lease.py", "tests/platform/store/test_run.py"]),
         ("docs/tasks/rl.md", [DOCUMENTS]),
         (
             "platform/store/templates/page.j2",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -137,7 +138,7 @@ def runs(
     from retable.platform.store.query import differs, list_runs, select, usual
 
     title = f"{storage}: reading what is not in the index"
-    with progress_bar(title) if console.is_terminal else nullcontext() as report:
+    with progress_bar(title) if console.is_interactive else nullcontext() as report:
         every = list_runs(Storage.open(storage), task, report)
     selected = select(every, parse_set(where or [], "--where"), state or (), sort)
     most = limit if limit is not None else 0 if as_json else MOST
@@ -251,7 +252,8 @@ def verify(
 
     Examples: `retable verify rl.bundle` · `retable verify rl.bundle --sample 20 --seed 1`
     """
-    checked = retable.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # of progress
+        checked = retable.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
     if as_json:
         print_json(checked)
     else:

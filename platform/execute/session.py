@@ -24,7 +24,7 @@ from typing import Any
 
 from retable.platform import commit, ray_compat
 from retable.platform.console import errors
-from retable.platform.errors import UserError, one_line
+from retable.platform.errors import UserError, clean, one_line
 from retable.platform.store.patience import PATIENCE
 from retable.platform.store.storage import Storage
 
@@ -169,8 +169,8 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     _session.enter_context(switches())  # first: Ray reads some of them when it is imported
     import ray
 
-    _session.enter_context(ray_compat.ray_session())
     _session.enter_context(ray_compat.messages_to(tell))
+    _session.enter_context(ray_compat.ray_session())
     address = cluster_address()
     if address:
         check_cluster(address)
@@ -197,11 +197,16 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
 
 def tell(message: str) -> None:
     """Print what Ray says of a lost process or machine as one line; a file beside Ray's logs has all of it."""
-    file, words = Path(ray_compat.logs_folder(), MESSAGES), " ".join(message.split())
-    with suppress(OSError), file.open("a") as kept:
-        kept.write(f"{message}\n")
+    words = " ".join(message.split())
+    try:
+        file = Path(ray_compat.logs_folder(), MESSAGES)
+        with file.open("a") as kept:
+            kept.write(f"{message}\n")
+        said = f"{clean(words.partition('. ')[0].rstrip('.'))} (more in {file})"
+    except OSError:  # another user's folder, or Ray has ended
+        said = clean(words, 2000)
     if RETRIED not in words:  # that a process was lost was said
-        errors.print(f"note: Ray: {words.partition('. ')[0].rstrip('.')} (more in {file})", markup=False)
+        errors.print(f"note: Ray: {said}", markup=False)
 
 
 def end_ray() -> None:
@@ -318,9 +323,8 @@ def check_nodes(storage: Storage) -> None:
     try:
         alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         look = ray.remote(num_cpus=0, max_retries=1)(look_from_node)
-        answers = [
-            look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(storage, mark) for node in alive
-        ]
+        asked = (storage.filesystem, storage.root, mark)
+        answers = [look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(*asked) for node in alive]
         for node, answer in zip(alive, answers, strict=True):
             name = node["NodeManagerAddress"]
             try:
@@ -345,11 +349,14 @@ def gone(node: str, error: Exception) -> bool:
     return node not in alive or isinstance(error, (TaskUnschedulableError, NodeDiedError))
 
 
-def look_from_node(storage: Storage, mark: str) -> tuple[bool, dict[str, str], dict[str, str]]:
-    """Return whether a file is seen from here, which versions are installed, and which code is imported."""
+def look_from_node(filesystem: Any, root: str, mark: str) -> tuple[bool, dict[str, str], dict[str, str]]:
+    """Return whether a file is seen from here, which versions are installed, and which code is imported.
+
+    The storage is opened anew: that the driver has read and written there says nothing of this node's credentials.
+    """
     from retable.platform.store.provenance import code, versions
 
-    return storage.exists(mark), versions(), code()
+    return Storage(filesystem, root).exists(mark), versions(), code()
 
 
 def compare(node: str, their_versions: Mapping[str, str], theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:

@@ -113,7 +113,7 @@ class Paper:
     def left_out(self) -> list[FilledTable]:
         """The tables that are left out of every scale that was asked for."""
         shown = {part.name for part in self.parts if not part.left_out}
-        return [part for part in self.parts if part.name not in shown]
+        return list({part.name: part for part in self.parts if part.name not in shown}.values())
 
     @property
     def results(self) -> list[FilledTable]:

@@ -21,8 +21,8 @@ FIRST = 0.5
 """Seconds of the first pause."""
 AGAIN = 60.0
 """Seconds in which a storage that does not answer is told once."""
-_told: list[float] = []
-"""When that was last told, if it was."""
+_told: dict[str, float] = {}
+"""Root -> when that was last told."""
 _answered: set[tuple[str, bool]] = set()
 """Roots that have answered this process, and whether to writing: credentials that were good may be renewed, wrong ones
 are told at once."""
@@ -77,12 +77,11 @@ def has_answered(root: str, writes: bool = False) -> bool:
 
 
 def _tell(root: str, error: Exception) -> None:
-    """Print that a storage does not answer, once a minute of all that wait for it."""
+    """Print that a storage does not answer, once a minute of all that wait for it. The error names it."""
     now = time.monotonic()
-    if not _told or now - _told[-1] > AGAIN:
-        _told[:] = [now]
-        why = " ".join(str(error).split())
-        console.print(f"note: {root}: {why}; tried again for {patience():.0f} s", markup=False)
+    if now - _told.get(root, -AGAIN) >= AGAIN:
+        _told[root] = now
+        console.print(f"note: {error}; tried again for {patience():.0f} s", markup=False)
 
 
 def note_answer(root: str, writes: bool = False) -> None:

@@ -36,7 +36,7 @@ def _own(task: str) -> dict[str, object]:
     if folder is None or folder.is_relative_to(commit.code_root()):
         return {}
     found = commit.parsed(commit.of_folder(folder))
-    return {"own": {"name": task, **found}} if found else {}
+    return {"own": {"name": task, **found}} if found and found["commit"] != _git().get("commit") else {}
 
 
 @functools.cache
@@ -92,13 +92,13 @@ def name_of(made: Mapping[str, object], digits: int = 7) -> str:
     def named(of: Mapping[str, Any]) -> str:
         return f"commit {str(of['commit'])[:digits]}{' and changes' if of.get('dirty') else ''}"
 
+    own = made.get("own")
+    whose = f"; {own.get('name')}: {named(own)}" if isinstance(own, dict) and own.get("commit") else ""
     if made.get("commit"):
-        own = made.get("own")
-        whose = f"; {own.get('name')}: {named(own)}" if isinstance(own, dict) and own.get("commit") else ""
         return named(made) + whose
     if made.get("code"):
         digest = hashlib.sha256(json.dumps(made["code"], sort_keys=True).encode()).hexdigest()
-        return f"{UNKNOWN}; code {digest[:digits]}"
+        return f"{UNKNOWN}; code {digest[:digits]}{whose}"
     return ""
 
 

@@ -127,10 +127,15 @@ def _complete(operation: Json, path: str, method: str, models: Sequence[Model]) 
         served = [model.name for model in models if model.task == task]
         if served and parameter["in"] in ("path", "query") and not path.startswith(("/v1/tables", "/v1/audio")):
             parameter["example"] = served[0]
-            parameter["schema"] = parameter["schema"] | {"enum": sorted(set(served))}
+            parameter["schema"] = _one_of(parameter["schema"], served)
         if (path, parameter["name"]) == ("/v1/audio", "q"):
             parameter["example"] = "a dog barks"
         regions = [region for model in models if model.task == "weather" for region in model.about.get("regions", ())]
         if (path, parameter["name"]) == ("/v1/weather", "region") and regions:
             parameter["example"] = regions[0]
-            parameter["schema"] = parameter["schema"] | {"enum": sorted(set(regions))}
+            parameter["schema"] = _one_of(parameter["schema"], regions)
+
+
+def _one_of(schema: Json, words: Sequence[str]) -> Json:
+    """Return the schema of a parameter that takes one of some words, or is left out."""
+    return {name: value for name, value in schema.items() if name != "default"} | {"enum": sorted(set(words))}

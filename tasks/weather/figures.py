@@ -20,7 +20,7 @@ from retable.tasks.weather.verification import Band, Verification
 COLOURS = ListedColormap(["#f4f1ea", "#2457c5", "#c9c4b8"])
 """Dry, rain, no radar."""
 REGION = "roxi_0004"
-"""The region of the paper's figure, whose year is 2020; where there is none of that year, an earlier one is drawn."""
+"""The region of the paper's figure, whose year is 2020; where there is none of that year, the last one is drawn."""
 STYLES = (
     {"color": "#2457c5", "marker": "o"},
     {"color": "#d9662b", "marker": "s"},
@@ -38,7 +38,7 @@ def draw_forecasts(results: Results) -> Drawing:
     """
     replicates = [rows[0] for rows in results.replicates.values() if rows]
     years = {shard.split("/")[1] for each in replicates for shard in each.summaries() if shard.endswith(f"/{REGION}")}
-    place = f"{max(years, default='')}/{REGION}"
+    place = f"{'2020' if '2020' in years else max(years, default='')}/{REGION}"
     lines = [line for replicate in replicates for line in [panels(replicate, place)] if line is not None]
     if not lines:
         return Drawing()

@@ -32,6 +32,28 @@ PRIVATE = re.compile(r"ray\.((.*\.)?_[a-z]|core\.generated|train\.v2\b)")
 NAMES = {"_base_exc", "_internal", "_evaluated_rewards", "__mixins__", "core_worker", "enable_auto_connect"}
 
 
+def test_what_ray_prints_of_lost_processes_goes_to_a_function_while_a_block_runs():
+    """Else ten lines of Ray's stand in the terminal for each process that is lost."""
+    from ray._private import worker
+
+    before, told = worker.print_to_stdstream, []
+    assert "print_to_stdstream(" in inspect.getsource(worker.listen_error_messages)
+    assert list(inspect.signature(before).parameters) == ["data", "ignore_prefix"]
+    with ray_compat.messages_to(told.append):
+        worker.print_to_stdstream({"lines": ["a", "b"], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    assert told == ["a\nb"] and worker.print_to_stdstream is before
+
+
+def test_ray_that_does_not_run_has_no_folder_of_logs():
+    with pytest.raises(OSError, match="Ray does not run"):
+        ray_compat.logs_folder()
+    from ray._private.node import Node
+    from ray._private.state import GlobalState
+
+    assert inspect.isfunction(Node.get_logs_dir_path)
+    assert list(inspect.signature(GlobalState.actor_table).parameters)[1:] == ["actor_id", "job_id", "actor_state_name"]
+
+
 def dotted(node):
     """Return `a.b.c` of a chain of attributes; nothing where it begins with something else than a name."""
     if isinstance(node, ast.Name):

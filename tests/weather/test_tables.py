@@ -371,6 +371,9 @@ def test_figure_of_data_without_the_papers_year_shows_and_names_the_last_there_i
     summaries = {f"test/{place}": shown for place in ("2018/roxi_0004", "2019/roxi_0004", "2020/boxi_0015")}
     drawing = figures.draw_forecasts(results_of(TABLES, {"swin": [replicate("swin", 0, [1, 1], summaries)]}))
     assert drawing.get_suptitle() == "2019/roxi_0004"
+    summaries |= {f"test/{year}/roxi_0004": shown for year in (2020, 2021)}
+    drawing = figures.draw_forecasts(results_of(TABLES, {"swin": [replicate("swin", 0, [1, 1], summaries)]}))
+    assert drawing.get_suptitle() == "2020/roxi_0004"
     assert len(drawing.axes) == 4
 
 

@@ -275,15 +275,13 @@ def test_each_node_of_a_joined_cluster_is_asked_what_it_sees(tmp_path, monkeypat
         assert not list(tmp_path.iterdir())
         with pytest.raises(UserError, match="lies in the job's upload, which Ray deletes; name a bucket"):
             cluster.check_nodes(upload)
-        monkeypatch.setattr(cluster, "look_from_node", lambda storage, mark: (False, {}, {}))
+        monkeypatch.setattr(cluster, "look_from_node", lambda *asked: (False, {}, {}))
         with pytest.raises(UserError, match=r"node [\d.]+ does not see it; name a bucket"):
             cluster.check_nodes(storage)
-        monkeypatch.setattr(
-            cluster, "look_from_node", lambda storage, mark: (True, {**versions(), "torch": "1"}, code())
-        )
+        monkeypatch.setattr(cluster, "look_from_node", lambda *asked: (True, {**versions(), "torch": "1"}, code()))
         cluster.check_nodes(storage)
         assert "has other versions than the driver: torch 1" in capfd.readouterr().err.replace("\n", " ")
-        monkeypatch.setattr(cluster, "look_from_node", lambda storage, mark: 1 / 0)
+        monkeypatch.setattr(cluster, "look_from_node", lambda *asked: 1 / 0)
         with pytest.raises(UserError, match=r"cannot run this .*division by zero"):
             cluster.check_nodes(storage)
     assert not list(tmp_path.iterdir())

@@ -66,6 +66,9 @@ def test_a_task_of_another_repository_names_its_commit_too(monkeypatch, tmp_path
     provenance._own.cache_clear()
     assert provenance.code_ran("mine")["own"]["dirty"] is True
     assert "own" not in provenance.code_ran("rl")
+    (tmp_path / ".gitignore").write_text("papers/")
+    provenance._own.cache_clear()
+    assert "own" not in provenance.code_ran("mine")  # as in a home whose dotfiles are under git
 
 
 def test_a_machine_without_git_has_no_commit(monkeypatch):

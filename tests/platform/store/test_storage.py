@@ -381,7 +381,7 @@ def test_a_plan_asks_again_too(tmp_path, monkeypatch, method, error, name):
 
 def test_a_refusal_in_the_middle_is_waited_for_up_to_the_bound_and_then_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RETABLE_PATIENCE", "1.2")
-    monkeypatch.setattr(patience, "_told", [])
+    monkeypatch.setattr(patience, "_told", {})
     Storage.open(tmp_path).write("a", b"1")
     assert Storage.open(tmp_path).read("a") == b"1"
     filesystem, left = failing(monkeypatch, "open_input_stream", *DENIED * 4)
@@ -389,7 +389,7 @@ def test_a_refusal_in_the_middle_is_waited_for_up_to_the_bound_and_then_one_line
     assert "ACCESS_DENIED" in said or "403" in said or "ExpiredToken" in said
     assert "\n" not in said and 1 <= 12 - len(left) <= 4  # half a second and a second of pauses, cut short at random
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"note: {tmp_path}: ") and line.endswith("tried again for 1 s")
+    assert f"{tmp_path}/a: When reading" in line and line.endswith("tried again for 1 s")
 
 
 @pytest.mark.parametrize("known", [True, False])
