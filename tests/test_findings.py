@@ -8,7 +8,7 @@ import pytest
 
 from retable.platform.report import measured
 from retable.platform.report.findings import Cited, as_text, findings, wrong
-from retable.platform.report.write import sections, write_report
+from retable.platform.report.write import read_request, sections, write_report
 from retable.platform.spec.task import names
 from tests import documents
 
@@ -24,6 +24,9 @@ def shipped(tmp_path_factory):
     cited = {piece.table for task in TASKS for piece in findings(task) if isinstance(piece, Cited)}
     measured.take_in(sorted(cited), storage)
     places = [storage / f"measured/{name}" for name in storage.list("measured")]
+    for place, file in [(place, file) for place in places for file in place.list("tables")]:
+        if read_request(place, f"tables/{file}")["table"] not in cited:
+            place.remove(f"tables/{file}")
     return storage, [part for place in places for part in sections(place, storage / "report")]
 
 
