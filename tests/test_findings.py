@@ -24,9 +24,10 @@ def shipped(tmp_path_factory):
     cited = {piece.table for task in TASKS for piece in findings(task) if isinstance(piece, Cited)}
     measured.take_in(sorted(cited), storage)
     places = [storage / f"measured/{name}" for name in storage.list("measured")]
-    for place, file in [(place, file) for place in places for file in place.list("tables")]:
-        if read_request(place, f"tables/{file}")["table"] not in cited:
-            place.remove(f"tables/{file}")
+    for place in places:
+        for file in place.list("tables"):
+            if read_request(place, f"tables/{file}")["table"] not in cited:
+                place.remove(f"tables/{file}")
     return storage, [part for place in places for part in sections(place, storage / "report")]
 
 
