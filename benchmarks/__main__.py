@@ -1,7 +1,7 @@
-"""What `make bench` runs: ratios against a named reference, both in this process, with machine and versions.
+"""Measure ratios against a named reference, both in this process, and keep them with machine and versions.
 
-`python -m benchmarks [name ...]` prints each result and writes it to `benchmarks/results/<name>.json`. `python -m
-benchmarks gpu` is one by itself (`benchmarks/gpu/`): what a GPU gives.
+`python -m benchmarks [name ...]`, or `make bench` for all, prints each result and writes it to
+`benchmarks/results/<name>.json`. `python -m benchmarks gpu` is one by itself (`benchmarks/gpu/`): what a GPU gives.
 """
 
 from __future__ import annotations

@@ -13,21 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LEVELS = "tests/platform/test_levels.py"
-KINDS = (
-    ".py",
-    ".j2",
-    ".css",
-    ".js",
-    ".html",
-    ".svg",
-    ".json",
-    ".toml",
-    ".yaml",
-    ".txt",
-    ".md",
-    ".csv",
-    ".ipynb",
-)
+KINDS = tuple(f".{kind}" for kind in "py j2 css js html svg json toml yaml txt md csv ipynb".split())
 """Endings of files that a test reads."""
 NAMED = {
     "sources.json": "tests/test_fetch.py",
