@@ -145,6 +145,23 @@ def autoscaler_limits() -> dict[str, float]:
     return dict(state.get_max_resources_from_cluster_config() or {})
 
 
+def kuberay_config(name: str, namespace: str) -> dict[str, Any]:
+    """Return the autoscaler's config of a RayCluster, which the API server tells this pod's service account.
+
+    Uses `ray.autoscaler._private.kuberay`, as the autoscaler beside the head does. If Ray moves it, a cluster of pods
+    is taken as it is, and a line names the import.
+
+    Raises:
+        Exception: of many types, if the API server does not answer, refuses, or has no such cluster.
+    """
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+    from ray.autoscaler._private.kuberay.node_provider import KubernetesHttpApiClient
+
+    cluster: dict[str, Any] = KubernetesHttpApiClient(namespace).get(f"rayclusters/{name}")
+    grows = cluster["spec"].get("enableInTreeAutoscaling")
+    return dict(_derive_autoscaling_config_from_ray_cr(cluster)) if grows else {"available_node_types": {}}
+
+
 def free_cpus(node: str) -> float:
     """Return how many CPUs of a node nothing holds; Ray leaves out a resource that is used up.
 
