@@ -32,9 +32,22 @@ same = partial(map, lambda pictures: pictures)
 
 
 def write(
-    path, *, start=0, late=0.0, codec="libx264", kind="yuv420p", sound="aac", count=20, b_frames=0, layout="mono"
+    path,
+    *,
+    start=0,
+    late=0.0,
+    codec="libx264",
+    kind="yuv420p",
+    sound="aac",
+    count=20,
+    b_frames=0,
+    layout="mono",
+    sounds=0.0,
 ):
-    """Write a clip whose clock begins at `start` seconds, its sound `late` seconds after its pictures."""
+    """Write a clip whose clock begins at `start` seconds, its sound `late` seconds after its pictures.
+
+    `sounds`: seconds of sound; 0: as long as the pictures.
+    """
     with av.open(str(path), "w") as container:
         options = {"bf": str(b_frames)} if codec in ("libx264", "mpeg4") else {}
         stream = container.add_stream(codec, rate=RATE, options=options)
@@ -46,7 +59,7 @@ def write(
             frame.pts, frame.time_base = number + start * RATE, Fraction(1, RATE)
             packets += stream.encode(frame)
         packets += stream.encode()
-        for number in range(int(count / RATE * 48000 / 1024)) if track else ():
+        for number in range(int((sounds or count / RATE) * 48000 / 1024)) if track else ():
             channels = 2 if layout == "stereo" else 1
             kind, data = (
                 ("s16", np.zeros((1, 1024 * channels), np.int16))
@@ -95,6 +108,82 @@ def test_a_part_of_such_a_file_is_counted_from_its_beginning_by_either_reader(tm
         written = stylise_video(source, tmp_path / f"{reader}.mp4", same, start=0.2, duration=0.4, reader=reader)
         video, _, duration = clock(tmp_path / f"{reader}.mp4")
         assert written.frames == 10 and video < 0.05 and duration < 0.6
+
+
+@pytest.mark.parametrize("clocks", [(10, 40_000), (40_000, 10), (10, 40_000, 20, 40_100)])
+@pytest.mark.parametrize("target", [".mp4", ".mkv"])
+def test_a_clock_that_jumps_inside_the_file_is_written_without_the_gap(tmp_path, clocks, target):
+    """Two .ts that a recorder joined; pictures and sound begin together in each."""
+    parts = [write(tmp_path / f"{start}.ts", start=start) for start in clocks]
+    (tmp_path / "in.ts").write_bytes(b"".join(part.read_bytes() for part in parts))
+    written = stylise_video(tmp_path / "in.ts", tmp_path / f"out{target}", same)
+    times, pictures, _, _ = look(tmp_path / f"out{target}")
+    assert len(times) == 20 * len(clocks)
+    assert np.diff([float(one) for one in times]) == pytest.approx(1 / RATE, abs=0.1)
+    assert np.abs(pictures[25].astype(int) - picture(5)).mean() < 10
+    packets = spans(tmp_path / f"out{target}")
+    assert np.diff(packets["audio"]).max() < 0.2 and packets["audio"][-1] == pytest.approx(float(times[-1]), abs=0.2)
+    assert any(f"its clock jumps {len(clocks) - 1} times" in note for note in written.notes)
+
+
+def spans(path):
+    """Return the times of all packets, by kind, in order."""
+    found = {"video": [], "audio": []}
+    with av.open(str(path)) as container:
+        for packet in container.demux():
+            if packet.size:
+                found[packet.stream.type].append(float(packet.pts * packet.time_base))
+    return {kind: sorted(times) for kind, times in found.items()}
+
+
+def test_a_gap_in_one_track_alone_is_no_jump(tmp_path):
+    """A broadcast's second sound comes and goes."""
+    source, cut = write(tmp_path / "long.ts", count=14 * RATE), tmp_path / "in.ts"
+    with av.open(str(source)) as read, av.open(str(cut), "w") as made:
+        streams = {stream.index: made.add_stream_from_template(stream) for stream in read.streams}
+        for packet in read.demux():
+            seconds = packet.dts and float(packet.dts * packet.time_base)
+            if packet.size and (packet.stream.type == "video" or not 1 < seconds < 13):
+                packet.stream = streams[packet.stream_index]
+                made.mux(packet)
+    stylise_video(cut, tmp_path / "out.mp4", same, batch=16)
+    sound = np.array(spans(tmp_path / "out.mp4")["audio"])
+    assert np.diff(sound).max() == pytest.approx(12, abs=0.5) and sound[-1] == pytest.approx(14, abs=0.5)
+
+
+@pytest.mark.parametrize("suffix", [".ts", ".mkv", ".mp4"])
+def test_another_video_tracks_clock_moves_nothing(tmp_path, suffix):
+    path = tmp_path / f"in{suffix}"
+    with av.open(str(path), "w") as container:
+        packets = []
+        for begin in (40_000, 100):
+            stream = container.add_stream("libx264", rate=RATE, options={"bf": "0"})
+            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+            for number in range(20):
+                frame = av.VideoFrame.from_ndarray(picture(number))
+                frame.pts, frame.time_base = number + begin * RATE, Fraction(1, RATE)
+                packets += [(number, packet) for packet in stream.encode(frame)]
+            packets += [(20, packet) for packet in stream.encode()]
+        for _, packet in sorted(packets, key=lambda one: one[0]) if suffix == ".ts" else packets:
+            container.mux(packet)
+    stylise_video(path, tmp_path / "out.mp4", same)
+    assert look(tmp_path / "out.mp4")[0] == [Fraction(n, RATE) for n in range(20)]
+
+
+@pytest.mark.parametrize(("start", "late"), [(40_000, -39_990.0), (10, 39_990.0)])
+def test_sound_on_another_clock_is_dropped_and_said(tmp_path, start, late):
+    source = write(tmp_path / "in.ts", start=start, late=late)
+    notes = stylise_video(source, tmp_path / "out.mp4", same).notes
+    video, sound, duration = clock(tmp_path / "out.mp4")
+    assert video < 0.1 and duration < 1 and sound is None
+    assert any(f"sound track 1 is dropped: its clock is {late:+,.0f} s from the pictures'" in note for note in notes)
+
+
+def test_sound_that_begins_long_before_the_pictures_on_one_clock_is_kept(tmp_path):
+    source = write(tmp_path / "in.mkv", start=30, late=-30.0, count=50, sounds=40)
+    stylise_video(source, tmp_path / "out.mkv", same)
+    video, sound, _ = clock(tmp_path / "out.mkv")
+    assert video - sound == pytest.approx(30, abs=0.1)
 
 
 BT709 = np.array([[0.6370, 0.1446, 0.1689], [0.2627, 0.6780, 0.0593], [0.0, 0.0281, 1.0610]])

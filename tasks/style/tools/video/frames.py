@@ -28,6 +28,7 @@ import cv2
 import numpy as np
 from av.audio.stream import AudioStream
 from av.container import InputContainer, OutputContainer
+from av.format import Flags
 from av.stream import Disposition
 from av.video.reformatter import ColorRange, Interpolation
 from av.video.stream import VideoStream
@@ -64,6 +65,10 @@ BT709, BT601, UNSPECIFIED, LIMITED = 1, 6, 2, 1
 MILLISECOND = Fraction(1, 1000)
 UNINDEXED, EARLY = ("mpegts", "mpeg"), 10
 """Containers that do not know where key frames lie, and the seconds by which a part of them is entered earlier."""
+JUMP = 10
+"""Seconds between two packets that are a jump of the clock, as FFmpeg's `dts_delta_threshold`."""
+LATE_PACKET = 1
+"""Seconds by which packets from before a jump may lie behind it in the file."""
 LATE = Fraction(1, 4)
 """Seconds that may lack at the end of a video without a word."""
 ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
@@ -139,6 +144,11 @@ class Frame:
     picture: UInt8[np.ndarray, "height width 3"]
 
 
+def _pictures(container: InputContainer) -> list[VideoStream]:
+    """Return the video tracks that are no cover art; the first one is written."""
+    return [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a file at its first video track that is no cover art.
@@ -153,7 +163,7 @@ def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     except (av.FFmpegError, ValueError) as error:
         raise UserError(f"{path}: no video that can be read, or cut off before its index") from error
     with container:
-        streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+        streams = _pictures(container)
         if not streams or streams[0].codec_context is None:
             kinds = sorted({stream.type for stream in container.streams})
             raise UserError(f"{path}: no video track that can be decoded ({', '.join(kinds) or 'nothing'} only)")
@@ -161,12 +171,65 @@ def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         yield container, streams[0]
 
 
+class _Clock:
+    """Timestamps of packets without jumps, for containers whose clock may jump: MPEG-TS, MPEG-PS and Ogg.
+
+    Two handles of one file that demux the same tracks shift them alike.
+    """
+
+    def __init__(self, container: InputContainer) -> None:
+        self.may_jump = bool(container.format.flags & Flags.ts_discont.value)
+        self.offsets = [Fraction(0)]
+        self.now: Fraction | None = None
+        self.ends: dict[int, Fraction] = {}
+
+    def tracks(self, container: InputContainer, video: VideoStream) -> list[Any]:
+        """Return the tracks by which jumps are found: the pictures and the sound that is on their clock."""
+        return [video, *(one for one in container.streams.audio if not _other_clock(container, video, one))]
+
+    def straighten(self, packet: Any) -> None:
+        """Shift a packet's timestamps so that they continue those before it; call it for each packet, in file order."""
+        stamp = packet.pts if packet.dts is None else packet.dts
+        if not self.may_jump or stamp is None:
+            return
+        seconds, track = stamp * packet.time_base, packet.stream_index
+        before = [one for one in (self.now, self.ends.get(track)) if one is not None]
+        limits = [LATE_PACKET] * (len(self.offsets) - 1) + [JUMP]
+        near = [
+            offset
+            for offset, limit in zip(self.offsets, limits, strict=True)
+            if min((abs(seconds + offset - one) for one in before), default=0) <= limit
+        ]
+        if not near:
+            near = [before[-1] - seconds]
+            self.offsets += near
+        units = round(near[-1] / packet.time_base)
+        packet.pts = None if packet.pts is None else packet.pts + units
+        packet.dts = None if packet.dts is None else packet.dts + units
+        self.now = self.ends[track] = seconds + near[-1] + (packet.duration or 0) * packet.time_base
+
+
+def _other_clock(container: InputContainer, video: VideoStream, sound: AudioStream) -> int:
+    """Return by how many seconds a sound track is on another clock than the pictures; 0: on the same.
+
+    Tracks of MPEG-TS begin together. Those of other files share a clock, so sound may begin long before the pictures.
+    """
+    if sound.start_time is None or not sound.time_base:
+        return 0
+    begin = (video.start_time or 0) * (video.time_base or 0)
+    first = sound.start_time * sound.time_base
+    last = first if _Clock(container).may_jump else _end(container, sound)
+    return round(first - begin) if last < begin - JUMP or first > _end(container, video) + JUMP else 0
+
+
 def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -> Iterator[av.VideoFrame]:
     """Decode what can be decoded; damage is noted. The empty packet at the end flushes the decoder's last frames.
 
     AVI says when packets are decoded, not when frames are shown: in order of display they take the same times.
     """
-    damaged, end, packets = 0, Fraction(0), container.demux(stream)
+    clock = _Clock(container)
+    damaged, end = 0, Fraction(0)
+    packets = container.demux(*clock.tracks(container, stream)) if clock.may_jump else container.demux(stream)
     times: deque[int] | None = deque() if container.format.name == "avi" else None
     while True:
         try:
@@ -175,6 +238,9 @@ def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -
             break
         if packet is None:
             break
+        clock.straighten(packet)
+        if packet.stream_index != stream.index:
+            continue
         if packet.pts is not None:
             end = max(end, (packet.pts + (packet.duration or 0)) * packet.time_base)
         if times is not None and packet.size and packet.dts is not None:
@@ -190,28 +256,29 @@ def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -
             if times:
                 times.popleft()
     said = _end(container, stream)
-    if said - end > LATE:
+    if jumps := len(clock.offsets) - 1:
+        notes.append(f"its clock jumps {jumps} times: what follows a jump is written without a gap")
+    elif said - end > LATE:
         notes.append(f"its pictures end at {float(end):.1f} of {float(said):.1f} s: cut off, or its sound is longer")
     if damaged:
         notes.append(f"{damaged} frames are damaged or lost")
 
 
-def _end(container: InputContainer, stream: VideoStream) -> Fraction:
-    """Return when the video ends, in seconds, by the file's header; 0 where it does not say."""
+def _end(container: InputContainer, stream: VideoStream | AudioStream) -> Fraction:
+    """Return when a track ends, in seconds, by the file's header; 0 where it does not say."""
     if stream.duration and stream.time_base:
         return ((stream.start_time or 0) + stream.duration) * stream.time_base
     return Fraction((container.start_time or 0) + (container.duration or 0), av.time_base)
 
 
-def _beginning(container: InputContainer) -> Fraction:
-    """Return when the first picture or sound is, in seconds of the file's clock; 0 where that is earlier.
+def _beginning(container: InputContainer, video: VideoStream) -> Fraction:
+    """Return when the pictures or the sound on their clock begin, in seconds of that clock; 0 where that is earlier.
 
     Sound that an encoder had to begin before zero stays there.
     """
-    shown = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
     first = [
         stream.start_time * stream.time_base
-        for stream in (*shown, *container.streams.audio)
+        for stream in _Clock(container).tracks(container, video)
         if stream.start_time is not None and stream.time_base
     ]
     return max(min(first, default=Fraction(0)), Fraction(0))
@@ -239,7 +306,7 @@ def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         time_base = stream.time_base or 1 / rate
         begin = (stream.start_time or 0) * time_base
-        seconds, part, origin = _end(container, stream) - begin, None, _beginning(container)
+        seconds, part, origin = _end(container, stream) - begin, None, _beginning(container, stream)
         if start or duration is not None:
             if 0 < seconds <= start:
                 raise UserError(f"{path}: ends after {float(seconds):.1f} s, and is to be read from {start:g} s on")
@@ -474,8 +541,11 @@ class _Sound:
         self.target, self.notes, self.clip = target, notes, clip
         self.tracks: dict[int, AudioStream] = {}
         self.copied: dict[int, int] = {}
+        video, self.clock = _pictures(source)[0], _Clock(source)
         for number, stream in enumerate(source.streams.audio, 1):
-            if why := _refusal(clip.path, stream.index, path.suffix):
+            away = _other_clock(source, video, stream)
+            why = f"its clock is {away:+,} s from the pictures'" if away else ""
+            if why := why or _refusal(clip.path, stream.index, path.suffix):
                 notes.append(f"sound track {number} is dropped: {why}")
                 continue
             self.tracks[stream.index] = _copy_of(stream, target)
@@ -485,6 +555,8 @@ class _Sound:
         if clip.part:
             clip.part.enter(source)
         streams = [stream for stream in source.streams.audio if stream.index in self.tracks]
+        if streams and self.clock.may_jump:
+            streams = self.clock.tracks(source, video)
         self.numbers = {stream.index: number for number, stream in enumerate(source.streams.audio, 1)}
         self.packets = source.demux(*streams) if streams else iter(())
         self.next = self._read()
@@ -498,7 +570,10 @@ class _Sound:
 
     def _holds(self, packet: Any) -> bool:
         """Return whether a packet is written; its timestamps are then counted from the clip's origin."""
+        self.clock.straighten(packet)
         part = self.clip.part
+        if packet.stream_index not in self.tracks:
+            return False
         if part and (packet.pts is None or not part.holds(packet.pts * packet.time_base)):
             return False
         shift = round(self.clip.origin / packet.time_base)
