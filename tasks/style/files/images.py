@@ -38,6 +38,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     ".tiff": {"format": "TIFF", "compression": "tiff_adobe_deflate"},
 }
 """Suffix -> how a picture is written. JPEG has no alpha channel, and chroma at full resolution here."""
+SUFFIXES = {*FORMATS, ".jfif", ".gif", ".bmp", ".avif", ".heic", ".heif", ".jp2", ".ppm", ".pgm", ".tga"}
+"""Of pictures that are read, HEIC's among them."""
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
