@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,7 +36,8 @@ from jaxtyping import UInt8
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
-from retable.tasks.style.tools.video.hdr import Wide, find, to_bt709
+from retable.tasks.style.files.hdr import Wide, find, to_bt709
+from retable.tasks.style.files.videos import BT709, MATRICES, OPENING, is_sideways, matrix_of, turn_of, upright
 
 Reader = Literal["pyav", "opencv"]
 
@@ -44,24 +45,14 @@ CODECS = {".mp4": "libx264", ".mov": "libx264", ".mkv": "libx264", ".webm": "lib
 """Suffix of the file that is written -> its encoder."""
 FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 """Suffix -> FFmpeg's name of the container."""
-LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}
+LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 """Number of channels -> how they usually lie."""
 OPTIONS = {
     # Without B frames decoding and display order agree, so that every container keeps uneven timestamps exactly.
     "libx264": {"bf": "0"},
     "libvpx-vp9": {"row-mt": "1", "cpu-used": "4", "deadline": "good"},
 }
-OPENING = {
-    "protocol_whitelist": "file",
-    "format_whitelist": (
-        "amv,apng,asf,avi,dv,flv,gif,h264,hevc,av1,ivf,m4v,matroska,webm,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,"
-        "ogg,rm,webp,yuv4mpegpipe"
-    ),
-}
-"""A container may name other files and addresses, and a playlist does: none but the file itself is opened."""
-MATRICES = {1: 1, 4: 4, 5: 5, 6: 5, 7: 7, 9: 9}
-"""FFmpeg's AVCOL_SPC_* -> swscale's SWS_CS_*: BT.709, FCC, BT.601 (PAL and NTSC), SMPTE 240M, BT.2020."""
-BT709, BT601, UNSPECIFIED, LIMITED = 1, 6, 2, 1
+UNSPECIFIED, LIMITED = 2, 1
 MILLISECOND = Fraction(1, 1000)
 UNINDEXED, EARLY = ("mpegts", "mpeg"), 10
 """Containers that do not know where key frames lie, and the seconds by which a part of them is entered earlier."""
@@ -299,9 +290,12 @@ def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip
         frame = next(_decoded(container, stream, []), None)
         if frame is None:
             raise UserError(f"{path}: no frame can be decoded")
-        display: Any = frame.side_data.get("DISPLAYMATRIX")
-        turn = tuple(int(v) for v in np.frombuffer(bytes(display), "<i4")[[0, 1, 3, 4]]) if display else ()
-        sideways = _is_sideways(turn)
+        try:
+            matrix = matrix_of(frame)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+        turn = turn_of(frame)
+        sideways = is_sideways(turn)
         width, height = (frame.height, frame.width) if sideways else (frame.width, frame.height)
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         time_base = stream.time_base or 1 / rate
@@ -323,7 +317,7 @@ def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip
             time_base=finer(time_base, rate),
             frames=stream.frames if stream.frames and not part else max(0, round(seconds * rate)),
             aspect=1 / aspect if aspect and sideways else aspect,
-            matrix=frame.colorspace if frame.colorspace in MATRICES else BT709 if max(width, height) > 1024 else BT601,
+            matrix=matrix,
             primaries=frame.color_primaries,
             transfer=frame.color_trc,
             turn=turn,
@@ -356,7 +350,7 @@ def read(clip: Clip, notes: list[str], size: int = 0, reader: Reader = "pyav") -
             if not clip.part or clip.part.holds(seconds):
                 yield Frame(_placed(seconds, clip), step, picture)
         return
-    inner = (height, width) if _is_sideways(clip.turn) else (width, height)
+    inner = (height, width) if is_sideways(clip.turn) else (width, height)
     scaling = Interpolation.AREA if size and size < max(clip.width, clip.height) else Interpolation.BICUBIC
     with _opened(clip.path) as (container, stream):
         unit = stream.time_base or clip.time_base
@@ -431,24 +425,6 @@ def scaled(width: int, height: int, size: int) -> tuple[int, int]:
     return (size, shorter) if width >= height else (shorter, size)
 
 
-def _is_sideways(turn: Sequence[int]) -> bool:
-    return bool(turn) and abs(turn[1]) > abs(turn[0])
-
-
-def upright(picture: Array, turn: Sequence[int]) -> Array:
-    """Apply a display matrix, to the nearest of the eight turns and reflections of a rectangle.
-
-    A pixel at column p and row q is shown at column a p + c q and row b p + d q (FFmpeg's display.h).
-    """
-    if not turn:
-        return picture
-    a, b, c, d = turn
-    across, down = (c, b) if _is_sideways(turn) else (a, d)
-    if _is_sideways(turn):
-        picture = picture.transpose(1, 0, 2)
-    return np.ascontiguousarray(picture[:: -1 if down < 0 else 1, :: -1 if across < 0 else 1])
-
-
 def write(path: Path, clip: Clip, frames: Iterable[Frame], notes: list[str], crf: int = 18) -> int:
     """Encode frames beside the clip's untouched sound; return how many there were.
 
@@ -466,13 +442,23 @@ def write(path: Path, clip: Clip, frames: Iterable[Frame], notes: list[str], crf
         UserError: where there is no frame, the encoder refuses it, or the container cannot hold the sound.
     """
     options = {"movflags": "faststart"} if path.suffix in (".mp4", ".mov") else {}
+    with (
+        _explained(f"{clip.path}: {path.suffix} cannot hold its frames"),
+        av.open(str(clip.path), options=OPENING) as source,
+        av.open(str(path), "w", options=options) as container,
+    ):
+        return _encode(container, source, path, clip, iter(frames), notes, crf)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Raise FFmpeg's errors in the block as `what` and their reason; a full disk's as it is."""
     try:
-        with av.open(str(clip.path), options=OPENING) as source, av.open(str(path), "w", options=options) as container:
-            return _encode(container, source, path, clip, iter(frames), notes, crf)
+        yield
     except av.FFmpegError as error:
-        if isinstance(error, OSError):  # a full disk
+        if isinstance(error, OSError):
             raise
-        raise UserError(f"{clip.path}: {CODECS[path.suffix]} cannot encode its frames ({error.strerror})") from error
+        raise UserError(f"{what} ({error.strerror})") from error
 
 
 def _encode(
@@ -494,7 +480,9 @@ def _encode(
         if frame is not None:
             count += 1
             durations.append(frame.duration)
-        for packet in stream.encode(_to_yuv(frame, clip, stream) if frame else None):  # none: what it still holds
+        with _explained(f"{clip.path}: {CODECS[path.suffix]} cannot encode its frames"):
+            packets = stream.encode(_to_yuv(frame, clip, stream) if frame else None)  # none: what it still holds
+        for packet in packets:
             packet.duration = durations.popleft()
             sound.mux_until((packet.pts or 0) * clip.time_base)
             container.mux(packet)
@@ -538,7 +526,7 @@ class _Sound:
     def __init__(
         self, target: OutputContainer, source: InputContainer, path: Path, notes: list[str], clip: Clip
     ) -> None:
-        self.target, self.notes, self.clip = target, notes, clip
+        self.target, self.notes, self.clip, self.suffix = target, notes, clip, path.suffix
         self.tracks: dict[int, AudioStream] = {}
         self.copied: dict[int, int] = {}
         video, self.clock = _pictures(source)[0], _Clock(source)
@@ -589,8 +577,10 @@ class _Sound:
             seconds is None or self.next.dts is None or self.next.dts * self.next.time_base <= seconds
         ):
             self.copied[self.next.stream_index] += 1
+            number = self.numbers[self.next.stream_index]
             self.next.stream = self.tracks[self.next.stream_index]
-            self.target.mux(self.next)
+            with _explained(f"{self.clip.path}: {self.suffix} cannot hold the packets of sound track {number}"):
+                self.target.mux(self.next)
             self.next = self._read()
 
     def explain(self) -> None:
@@ -629,16 +619,18 @@ def _refusal(path: Path, index: int, suffix: str) -> str:
         assert isinstance(stream, AudioStream)
         if stream.codec_context is None:
             return "its codec is unknown"
-        name = stream.codec_context.name
+        name, supported = stream.codec_context.name, False
         try:
             with av.open(io.BytesIO(), "w", format=FORMATS[suffix]) as trial:
+                supported = name in trial.supported_codecs
                 made = _copy_of(stream, trial)
                 trial.start_encoding()
                 packet = next((packet for packet in source.demux(stream) if packet.size), None)
                 if packet is not None:
                     packet.stream, packet.pts, packet.dts = made, 0, 0
                     trial.mux(packet)
-        except (ValueError, av.FFmpegError):
+        except (ValueError, av.FFmpegError) as error:
             other = suffix != ".mkv" and not _refusal(path, index, ".mkv")
-            return f"{suffix} holds no {name}" + "; .mkv does" * other
+            held = f"{name} in {stream.layout.name} ({getattr(error, 'strerror', error)})" if supported else name
+            return f"{suffix} holds no {held}" + "; .mkv does" * other
     return ""
