@@ -3,11 +3,13 @@
 import io
 import struct
 import sys
+import zlib
 from fractions import Fraction
 from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import av
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -16,13 +18,13 @@ from PIL import Image, ImageCms
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.style.files import assets, images
+from retable.tasks.style.files import assets, hdr, images
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.tools.pictures import memory as apply_memory
 from retable.tasks.style.tools.pictures.batches import Job, stylise_jobs
 from retable.tasks.style.tools.pictures.stylise import NetworkStyle, Options, open_paintings
-from retable.tasks.style.tools.video import hdr
+from retable.tasks.style.tools.video import frames
 from retable.tasks.style.tools.video.video import stylise_video
 from tests.style.tools.test_video import look, make, picture
 
@@ -218,10 +220,11 @@ def patches():
     return np.kron(np.rint(colours).astype(np.uint8).reshape(4, 6, 3), np.ones((16, 16, 1), np.uint8))
 
 
-def write_wide(path, light, coded, transfer, primaries, matrix=9):
+def write_wide(path, light, coded, transfer, primaries, matrix=9, told=None):
     """Write a lossless 10-bit clip of `light`, linear BT.709 of 203 nits, in other primaries, coded by a function."""
     other = light @ (np.linalg.inv(TO_XYZ[{9: "2020", 12: "p3"}[primaries]]) @ TO_XYZ["709"]).T
     levels = np.rint(np.clip(coded(203 * other), 0, 1) * 65535).astype(np.uint16)
+    told = told or matrix
     with av.open(str(path), "w") as container:
         stream = container.add_stream("ffv1", rate=RATE)
         stream.height, stream.width, stream.pix_fmt = *levels.shape[:2], "yuv444p10le"
@@ -229,13 +232,13 @@ def write_wide(path, light, coded, transfer, primaries, matrix=9):
         context.color_trc, context.color_primaries, context.colorspace, context.color_range = (
             transfer,
             primaries,
-            matrix,
+            told,
             1,
         )
         for number in range(3):
             frame = av.VideoFrame.from_ndarray(levels, "rgb48le")
             frame = frame.reformat(format="yuv444p10le", dst_colorspace=9 if matrix == 9 else 1, dst_color_range=1)
-            frame.color_trc, frame.color_primaries, frame.colorspace, frame.color_range = transfer, primaries, matrix, 1
+            frame.color_trc, frame.color_primaries, frame.colorspace, frame.color_range = transfer, primaries, told, 1
             frame.pts, frame.time_base = number, Fraction(1, RATE)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
@@ -267,6 +270,22 @@ def test_wide_and_bright_colours_come_to_the_network_as_bt709_and_are_tagged_so(
         context = container.streams.video[0].codec_context
         assert (context.color_trc, context.color_primaries, context.colorspace) == (1, 1, 1)
     assert any(said in note and "BT.709" in note for note in notes)
+
+
+@pytest.mark.parametrize(("coded", "transfer"), [(pq, 16), (hlg, 18)])
+def test_hdr_without_a_matrix_has_bt2020s(tmp_path, coded, transfer):
+    shown = patches()
+    source = write_wide(tmp_path / "in.mkv", (shown / 255) ** 2.4, coded, transfer, 9, told=2)
+    seen = []
+    stylise_video(source, tmp_path / "out.mp4", partial(map, lambda pictures: seen.append(pictures) or pictures))
+    found = seen[0][0].permute(1, 2, 0).numpy().astype(int)
+    assert np.abs(found - shown).mean() < 2.5 and np.abs(found - shown).max() < 12
+
+
+def test_colours_that_are_not_read_are_refused(tmp_path):
+    source = write_wide(tmp_path / "in.mkv", (patches() / 255) ** 2.4, pq, 16, 9, told=14)
+    with pytest.raises(UserError, match=r"in.mkv: its colors are ICtCp, which is not read"):
+        stylise_video(source, tmp_path / "out.mp4", same)
 
 
 def test_highlights_keep_their_order_and_stay_within_range():
@@ -323,6 +342,58 @@ def test_a_cameras_avi_is_written(tmp_path, target, layout):
     with av.open(str(tmp_path / f"out{target}")) as container:
         assert len(container.streams.audio) == 1 or any("sound track 1 is dropped" in note for note in written.notes)
     assert abs(clock(tmp_path / f"out{target}")[2] - 0.8) < 0.1
+
+
+def unplaced(path, channels):
+    """Write an AVI whose PCM does not say how its channels lie, as field recorders do."""
+    layout = {2: "stereo", 3: "2.1", 4: "quad", 5: "5.0", 7: "6.1", 16: "hexadecagonal"}[channels]
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mjpeg", rate=RATE)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
+        track = container.add_stream("pcm_s16le", rate=48000, layout=layout)
+        for number in range(5):
+            frame = av.VideoFrame.from_ndarray(picture(number)).reformat(format="yuvj420p")
+            frame.pts, frame.time_base = number, Fraction(1, RATE)
+            container.mux(stream.encode(frame))
+            heard = av.AudioFrame.from_ndarray(np.zeros((1, 1920 * channels), np.int16), "s16", layout)
+            heard.sample_rate, heard.pts = 48000, 1920 * number
+            container.mux(track.encode(heard))
+        container.mux(stream.encode())
+    data = bytearray(path.read_bytes())
+    if (place := data.find(struct.pack("<HH", 0xFFFE, channels))) > 0:
+        data[place + 20 : place + 24] = bytes(4)  # dwChannelMask
+        path.write_bytes(bytes(data))
+    with av.open(str(path)) as container:
+        assert channels < 3 or container.streams.audio[0].layout.name == f"{channels} channels"
+    return path
+
+
+@pytest.mark.parametrize("channels", [3, 4, 5, 7])
+def test_channels_that_lie_nowhere_are_written_as_usual(tmp_path, channels):
+    written = stylise_video(unplaced(tmp_path / "in.avi", channels), tmp_path / "out.mp4", same)
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        assert [track.channels for track in container.streams.audio] == [channels], written.notes
+
+
+def test_the_reason_why_a_track_is_dropped_is_the_true_one(tmp_path):
+    notes = stylise_video(unplaced(tmp_path / "in.avi", 16), tmp_path / "out.mp4", same).notes
+    assert any("sound track 1 is dropped: .mp4 holds no pcm_s16le in 16 channels (" in note for note in notes), notes
+
+
+def test_sound_that_cannot_be_written_is_no_fault_of_the_pictures(tmp_path, monkeypatch):
+    """The encoder of the pictures is not blamed for what the muxer says of the sound."""
+    copied = frames._copy_of
+
+    def other(stream, target):
+        made = copied(stream, target)
+        made.codec_context.extradata = b""  # AAC without it cannot be written to .mp4
+        return made
+
+    source = write(tmp_path / "in.ts")
+    monkeypatch.setattr(frames, "_refusal", lambda path, index, suffix: "")
+    monkeypatch.setattr(frames, "_copy_of", other)
+    with pytest.raises(UserError, match=r"in.ts: .mp4 cannot hold the packets of sound track 1 \("):
+        stylise_video(source, tmp_path / "out.mp4", same)
 
 
 @pytest.mark.parametrize("codec", ["mpeg4", "libx264"])
@@ -402,12 +473,24 @@ def test_a_profile_is_converted_to_srgb_for_the_network_and_written_so(tmp_path,
     assert images.read(tmp_path / "out.png").pixels[middle] == pytest.approx(found.pixels[middle], abs=1)
 
 
+IHDR_END = 33
+
+
+def chunk(name, data):
+    """Return a chunk of a PNG file."""
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
 def test_transparency_and_16_bits_survive_the_conversion():
     pixels = np.dstack([patches(), np.full(patches().shape[:2], 77, np.uint8)])
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG", icc_profile=profile("Display P3"))
     found = images.read(stream.getvalue())
     assert (found.alpha == 77).all() and np.abs(found.pixels[8, 8] - converted(patches(), "Display P3")[8, 8]).max() < 3
+    deep = cv2.imencode(".png", (patches().astype(np.uint16) * 257)[..., ::-1])[1].tobytes()
+    named = chunk(b"iCCP", b"x\0\0" + zlib.compress(profile("Display P3")))
+    found = images.read(deep[:IHDR_END] + named + deep[IHDR_END:])
+    assert np.abs(found.pixels - converted(patches(), "Display P3")).max() < 3
 
 
 def test_a_picture_without_a_profile_is_written_without_one():
@@ -482,6 +565,8 @@ def test_version_2_names_the_size_that_fits(memory):
         ),
         MemoryError("Unable to allocate 3.0 GiB for an array"),
         torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1.00 GB)"),
+        RuntimeError("Invalid buffer size: 12.00 GiB"),
     ],
 )
 def test_an_allocation_that_fails_is_one_line_with_a_size(tmp_path, error):
@@ -514,6 +599,16 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value):
     transformer.save(network, tmp_path / "bad.safetensors", {})
     with pytest.raises(UserError, match=r"bad.safetensors: .* has values that are no finite numbers"):
         transformer.read(tmp_path / "bad.safetensors")
+
+
+def test_weights_beyond_16_bits_are_not_written_as_infinities(tmp_path):
+    network = TransformerNetwork(4, "resize", "raw")
+    with torch.no_grad():
+        next(network.parameters())[0] = 1e5
+    with pytest.raises(UserError, match="beyond the largest number of 16 bits; leave out --half"):
+        transformer.save(network, tmp_path / "half.safetensors", {}, half=True)
+    assert not list(tmp_path.iterdir())
+    transformer.save(network, tmp_path / "full.safetensors", {})
 
 
 def test_mps_is_chosen_by_itself_after_cuda(monkeypatch):
