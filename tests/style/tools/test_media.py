@@ -1,5 +1,6 @@
 """Videos and pictures as phones, cameras and broadcasters make them."""
 
+import importlib
 import io
 import struct
 import sys
@@ -14,18 +15,20 @@ import numpy as np
 import pytest
 import torch
 from av.stream import Disposition
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, features
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
+from retable.tasks.style.config import Config, View
 from retable.tasks.style.files import assets, hdr, images
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.tools.pictures import memory as apply_memory
+from retable.tasks.style.tools.pictures import stylise as stylise_tool
 from retable.tasks.style.tools.pictures.batches import Job, stylise_jobs
 from retable.tasks.style.tools.pictures.stylise import NetworkStyle, Options, open_paintings
-from retable.tasks.style.tools.video import frames
-from retable.tasks.style.tools.video.video import stylise_video
+from retable.tasks.style.tools.video import frames, steady
+from retable.tasks.style.tools.video.video import Piece, stylise_video
 from tests.style.tools.test_video import look, make, picture
 
 torch.set_num_threads(1)
@@ -493,6 +496,93 @@ def test_transparency_and_16_bits_survive_the_conversion():
     assert np.abs(found.pixels - converted(patches(), "Display P3")).max() < 3
 
 
+CHROMATICITIES = {
+    "sRGB": ((0.64, 0.33), (0.30, 0.60), (0.15, 0.06)),
+    "P3": ((0.680, 0.320), (0.265, 0.690), (0.150, 0.060)),
+    "BT.2020": ((0.708, 0.292), (0.170, 0.797), (0.131, 0.046)),
+    "Adobe RGB": ((0.64, 0.33), (0.21, 0.71), (0.15, 0.06)),
+}
+"""x and y of red, green and blue; the white is D65."""
+
+
+def to_xyz(name):
+    """Return the matrix of a color space from its chromaticities (SMPTE RP 177)."""
+    columns = np.array([(x / y, 1, (1 - x - y) / y) for x, y in CHROMATICITIES[name]]).T
+    return columns * np.linalg.solve(columns, (0.3127 / 0.3290, 1, (1 - 0.3127 - 0.3290) / 0.3290))
+
+
+def in_srgb(pixels, name):
+    """Convert to sRGB by chromaticities."""
+    v = pixels / 255
+    curve = v ** (563 / 256) if name == "Adobe RGB" else np.where(v <= 0.04045, v / 12.92, ((v + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(curve @ (np.linalg.inv(to_xyz("sRGB")) @ to_xyz(name)).T, 0, 1)
+    return 255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+
+
+def encoded(pixels, suffix="PNG", **keep):
+    """Return a picture's file."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, suffix, **keep)
+    return stream.getvalue()
+
+
+def cicp(pixels, primaries, transfer):
+    """Return a PNG file that names its color space by code."""
+    data = encoded(pixels)
+    return data[:IHDR_END] + chunk(b"cICP", bytes([primaries, transfer, 0, 1])) + data[IHDR_END:]
+
+
+R03 = (
+    b"Exif\0\0II*\0\x08\0\0\0"
+    + struct.pack("<HHHIII", 1, 0x8769, 4, 1, 26, 0)
+    + struct.pack("<HHHIIHHIII", 2, 0xA001, 3, 1, 0xFFFF, 0xA005, 4, 1, 56, 0)
+    + struct.pack("<HHHI4sI", 1, 1, 2, 4, b"R03\0", 0)
+)
+"""EXIF of a camera that is set to Adobe RGB (DCF 2.0): no color space, and the rule R03."""
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("P3", lambda pixels: cicp(pixels, 12, 13)),
+        ("BT.2020", lambda pixels: cicp(pixels, 9, 1)),
+        ("Adobe RGB", lambda pixels: encoded(pixels, "JPEG", quality=100, subsampling=0, exif=R03)),
+    ],
+)
+def test_a_color_space_that_is_named_without_a_profile_is_converted(tmp_path, name, data):
+    pixels = patches()
+    (tmp_path / "in").write_bytes(data(pixels))
+    for source in (data(pixels), tmp_path / "in"):
+        found = images.read(source)
+        middle = (slice(8, None, 16), slice(8, None, 16))
+        assert np.abs(found.pixels[middle] - in_srgb(pixels, name)[middle]).max() < 3
+        assert found.icc == images.srgb()
+    assert np.abs(in_srgb(pixels, name) - pixels).max() > 8, "the test can fail"
+
+
+@pytest.mark.parametrize("transfer", [16, 18])
+def test_hdr_pictures_are_refused_in_a_line(tmp_path, transfer):
+    (tmp_path / "a.png").write_bytes(cicp(patches(), 9, transfer))
+    with pytest.raises(UserError, match=r"a\.png: an HDR picture \(PQ or HLG\), which is not read; save it in sRGB$"):
+        images.read(tmp_path / "a.png")
+
+
+def test_srgb_that_is_named_stays_and_broken_exif_says_nothing():
+    assert np.array_equal(images.read(cicp(patches(), 1, 13)).pixels, patches())
+    broken = R03.replace(struct.pack("<HHII", 0xA005, 4, 1, 56), struct.pack("<HHII", 0xA005, 4, 1, 60_000))
+    flat = np.full((16, 16, 3), (90, 60, 40), np.uint8)
+    assert np.abs(images.read(encoded(flat, "JPEG", quality=100, exif=broken)).pixels.astype(int) - flat).max() < 4
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow has no AVIF here")
+def test_avif_names_p3_by_code():
+    data = encoded(patches(), "AVIF", quality=100, subsampling="4:4:4")
+    place = data.index(b"colrnclx") + 8
+    named = data[:place] + struct.pack(">HH", 12, 13) + data[place + 4 :]
+    plain, found = images.read(data), images.read(named)
+    assert plain.icc is None and np.abs(found.pixels - in_srgb(plain.pixels, "P3")).max() < 2
+
+
 def test_a_picture_without_a_profile_is_written_without_one():
     stream = io.BytesIO()
     Image.fromarray(patches()).save(stream, "PNG")
@@ -622,6 +712,19 @@ def test_mps_is_chosen_by_itself_after_cuda(monkeypatch):
     assert best_device(apple=True) == "cuda"
     there.update(cuda=False, mps=False)
     assert best_device(apple=True) == "cpu"
+
+
+def test_every_tool_and_the_predictions_ask_for_mps(monkeypatch):
+    asked, predict = [], importlib.import_module("retable.tasks.style.predict")  # the task exports a function so named
+    for module in (stylise_tool, steady, predict):
+        monkeypatch.setattr(module, "best_device", lambda apple=False: asked.append(apple) or "cpu")
+    assert Options().where.type == "cpu"
+    network, shown = TransformerNetwork(4, "resize", "raw").eval(), np.zeros((32, 32, 3), np.uint8)
+    steady.Stylist(network)(Piece(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)))
+    monkeypatch.setattr(predict, "photograph", lambda source, name: shown)
+    monkeypatch.setattr(predict, "trained", lambda config, weights: network)
+    predict.stylised(Config(), View(content=("lake",)), {}, None)
+    assert asked == [True, True, True]
 
 
 def test_a_playlist_named_as_a_video_opens_no_other_file(tmp_path):
