@@ -365,7 +365,8 @@ def image_size(path: Path) -> tuple[int, int]:
 
 def keeps_size(results: Results) -> Verdict:
     """Return whether results have their photographs' own sizes; not tested where a scale reduces the photographs."""
-    pairs, own = [], image_size(assets.large()[assets.LARGE])
+    own = image_size(assets.large()[assets.LARGE])
+    pairs = []
     for replicate in results.select(LARGE):
         arrays: Mapping[str, Any] = arrays_of(replicate)
         name = photograph_of(replicate)

@@ -175,7 +175,7 @@ def code_points(source: Path | str | bytes) -> tuple[int, int]:
     """Return primaries and transfer (ITU-T H.273) that a file names: cICP of PNG, nclx of AVIF and HEIC; 0: none."""
     head = source[:HEADER] if isinstance(source, bytes) else _head(Path(source), HEADER)
     if head[4:8] == b"ftyp" and (place := head.find(b"colrnclx")) > 0:
-        return struct.unpack(">HH", head[place + 8 : place + 12])
+        return int.from_bytes(head[place + 8 : place + 10], "big"), int.from_bytes(head[place + 10 : place + 12], "big")
     place = 8
     while head[:4] == b"\x89PNG" and place + 12 < len(head) and (name := head[place + 4 : place + 8]) != b"IDAT":
         if name == b"cICP":
