@@ -54,6 +54,8 @@ TURNS = {
 """EXIF orientation -> what sets the picture upright."""
 HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """Brands of HEIC files."""
+STRIP = 256
+"""Rows that are converted at once."""
 HEADER = 65536
 """Bytes at a file's beginning in which it names its color space."""
 Matrix = tuple[tuple[float, ...], ...]
@@ -185,13 +187,16 @@ def code_points(source: Path | str | bytes) -> tuple[int, int]:
 
 
 def _from_named(pixels: Pixels, matrix: Matrix, exponent: float) -> Pixels:
-    """Convert 8-bit RGB of other primaries to sRGB."""
+    """Convert 8-bit RGB of other primaries to sRGB, in strips: a strip's numbers take many times its bytes."""
     coded = np.arange(256) / 255
     curve = np.where(coded <= 0.04045, coded / 12.92, ((coded + 0.055) / 1.055) ** 2.4)
-    light = (coded**exponent if exponent else curve).astype(np.float32)[pixels] @ np.array(matrix, np.float32).T
-    light = np.clip(light, 0, 1)
-    shown = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
-    return np.rint(255 * shown).astype(np.uint8)
+    decoded = (coded**exponent if exponent else curve).astype(np.float32)
+    made = np.empty_like(pixels)
+    for top in range(0, len(pixels), STRIP):
+        light = np.clip(decoded[pixels[top : top + STRIP]] @ np.array(matrix, np.float32).T, 0, 1)
+        shown = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+        made[top : top + STRIP] = np.rint(255 * shown)
+    return made
 
 
 def _upright(image: ImageFile.ImageFile, source: Path | str | bytes) -> Image.Image:
