@@ -96,9 +96,7 @@ TABLE1 = Table(
     "neither read nor written. Brackets are quartiles; of a speed-up, the lower quartile of one time over the upper "
     "one of the other, and the reverse. They are of repeats within one session; sessions differ by more. Backbones "
     "have random weights, which take the same time. Paper: Colab's GPU, averages over 100 photographs; for 4K the text "
-    "says "
-    "2 to 3 seconds. Its VGG is taken for VGG-19, as "
-    "in section V.",
+    "says 2 to 3 seconds. Its VGG is taken for VGG-19, as in section V.",
 )
 
 STYLISED1 = [

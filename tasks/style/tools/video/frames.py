@@ -28,7 +28,6 @@ import cv2
 import numpy as np
 from av.audio.stream import AudioStream
 from av.container import InputContainer, OutputContainer
-from av.format import Flags
 from av.stream import Disposition
 from av.video.reformatter import ColorRange, Interpolation
 from av.video.stream import VideoStream
@@ -56,6 +55,8 @@ UNSPECIFIED, LIMITED = 2, 1
 MILLISECOND = Fraction(1, 1000)
 UNINDEXED, EARLY = ("mpegts", "mpeg"), 10
 """Containers that do not know where key frames lie, and the seconds by which a part of them is entered earlier."""
+TS_DISCONT = 0x0200
+"""FFmpeg's AVFMT_TS_DISCONT: a container whose clock may jump."""
 JUMP = 10
 """Seconds between two packets that are a jump of the clock, as FFmpeg's `dts_delta_threshold`."""
 LATE_PACKET = 1
@@ -169,7 +170,7 @@ class _Clock:
     """
 
     def __init__(self, container: InputContainer) -> None:
-        self.may_jump = bool(container.format.flags & Flags.ts_discont.value)
+        self.may_jump = bool(container.format.flags & TS_DISCONT)
         self.offsets = [Fraction(0)]
         self.now: Fraction | None = None
         self.ends: dict[int, Fraction] = {}
