@@ -124,7 +124,9 @@ def _check_chosen(chosen: object, hint: object, path: str, below: Mapping[str, o
         for kind in typing.get_args(hint)
         if isinstance(kind, type) and dataclasses.is_dataclass(kind)
     }
-    for name in {inner.partition(".")[0] for inner in below} - {*getattr(chosen, "__dataclass_fields__", ())}:
+    for name in dict.fromkeys(inner.partition(".")[0] for inner in below):
+        if name in getattr(chosen, "__dataclass_fields__", ()):
+            continue
         having = [choice_name(kind) for kind, names in fields.items() if name in names]
         if having:
             choices = " or ".join(f"{path}={choice}" for choice in having)
