@@ -307,6 +307,7 @@ def finetune(
     """Train on your own recordings and captions, from a trained model or from none.
 
     The CSV is imported as a data set (broken files are named and left out), and trained on with the paper's settings.
+    The model's anchors (for words on which it was not trained) are not carried over: fit them again to the export.
 
     Example: `retable audio finetune sounds.csv --from passt-scenes`
     """
