@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from retable.platform.spec.arrays import Array
-from retable.platform.spec.claims import Estimate, Verdict, join, judge, mean_of, too_few, untested
+from retable.platform.spec.claims import UNTESTED, Estimate, Verdict, join, judge, mean_of, too_few, untested
 from retable.platform.spec.table import AnyRow, Claim, Replicate, Results, claim
 from retable.platform.text import plural
 from retable.tasks.audio import example
@@ -200,6 +200,18 @@ def lower(results: Results, quantity: Callable[[Replicate], float], about: str) 
     return Verdict(verdict.status, because)
 
 
+BY_RULES = "; rules rewrote these captions: the words are WordNet's, the forms those that training captions have anyway"
+"""Stands behind verdicts on generated data, where no language model rewrote."""
+
+
+def on_rewrites(results: Results, row: AnyRow, check: Callable[..., Verdict], *rest: object) -> Verdict:
+    """Return the verdict of `check(results, *rest)`; on a `row` of generated data it says what rewriting adds."""
+    verdict = check(results, *rest)
+    rows = results.select(row)
+    by_rules = rows and verdict.status != UNTESTED and rows[0].config.data.startswith("generated-")
+    return verdict.noted(BY_RULES) if by_rules else verdict
+
+
 LARGER: list[Pair] = [
     (systems[f"{family}-large"], systems[f"{family}-base"])
     for systems in (PASST_N, PASST_S)
@@ -214,7 +226,7 @@ CLAIMS: Mapping[str, Sequence[Claim]] = {
         claim("PaSST-N, without overlap, tends to beat PaSST-S.", better, NO_OVERLAP),
         claim("Fine-tuning on ClothoV2 helps.", better, [(NO_REWRITES, NOT_FINE_TUNED)]),
         claim("Fine-tuning on ClothoV2_GPT helps.", better, [(BEST, NOT_FINE_TUNED)]),
-        claim("Rewritten captions give slightly better results.", better, [(BEST, NO_REWRITES)]),
+        claim("Rewritten captions give slightly better results.", on_rewrites, BEST, better, [(BEST, NO_REWRITES)]),
         claim("The ensemble beats its best member.", beats_best_member),
         claim(
             "The ensemble beats the challenge's baseline and the best submission of 2022.",
@@ -235,10 +247,20 @@ CLAIMS: Mapping[str, Sequence[Claim]] = {
     "figure2": [
         claim(
             "Validation loss rises less from its lowest value with rewritten captions: they over-fit less.",
+            on_rewrites,
+            CLOTHO_GPT,
             lower,
             rise,
             "rise",
         ),
-        claim("Validation loss ends lower with rewritten captions.", lower, last_loss, "last loss", ours=True),
+        claim(
+            "Validation loss ends lower with rewritten captions.",
+            on_rewrites,
+            CLOTHO_GPT,
+            lower,
+            last_loss,
+            "last loss",
+            ours=True,
+        ),
     ],
 }

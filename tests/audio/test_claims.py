@@ -269,6 +269,15 @@ def test_loss_curves_of_what_has_not_learnt_decide_nothing(number, scores, behin
     assert found.because == f"at or below the linear control's 20.00 mAP@10: {behind}"
 
 
+def test_verdicts_on_rules_say_what_rewriting_adds():
+    """On generated captions rules rewrite, in words of WordNet alone; where a language model may, nothing is added."""
+    levels = {BEST: 2, PLAIN_BEST: 4, tables.MEAN_MEL.label: 9}
+    assert verdict("table2", results(levels), 4).because.endswith(claims.BY_RULES)
+    assert claims.BY_RULES not in verdict("table2", results(levels, data="dcase2023"), 4).because
+    assert claims.BY_RULES not in verdict("table2", results(levels, seeds=1), 4).because
+    assert "WordNet" in claims.BY_RULES
+
+
 def test_a_row_without_a_score_is_not_above_the_control():
     rows = curves(PLAIN, REWRITTEN)
     rows.replicates[tables.CLOTHO.label] = [replace(each, metrics={}) for each in rows.select(tables.CLOTHO.label)]
