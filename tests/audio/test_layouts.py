@@ -231,6 +231,19 @@ def test_tables_as_excel_writes_them(tmp_path, encoding):
 
 
 @pytest.mark.parametrize(
+    "caption", ["„Der Spaß“", "le “CAFÉ” bruyant", "«CAFÉ» et “ÉTÉ” – “NOËL”", "STRASSENMUSIK À “CAFÉ”"]
+)
+def test_letters_that_chance_to_be_utf_8_leave_a_table_windows_1252(tmp_path, caption):
+    """Excel's own quotes behind a capital letter with an accent, or a sharp s, are such."""
+    table = tmp_path / "mine.csv"
+    table.write_bytes(f"file,caption\na.wav,{caption}\n".encode("cp1252"))
+    with pytest.raises(UnicodeDecodeError):
+        table.read_bytes().decode("utf-8")
+    assert any(ord(letter) > 127 for letter in table.read_bytes().decode("utf-8", "ignore"))
+    assert layouts.own(table)[0].captions == (caption,)
+
+
+@pytest.mark.parametrize(
     ("text", "line", "byte"),
     [
         (f"file,caption\na.wav,{CURLY}\nb.wav,it".encode() + b"\x92s\n", 3, "92"),
