@@ -132,7 +132,7 @@ def search(
 ) -> None:
     """Find recordings by words, by a recording, or by both: score (a cosine), second of the best segment, file.
 
-    A note says where words at random find as much so often that the sound is perhaps, or probably, not here.
+    A note says where random words score as high so often that the sound is perhaps not here; hits are shown anyway.
 
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
@@ -153,8 +153,12 @@ def search(
     query = query_vector(embedder, words, like, opened.refit, avoid)
     itself = digest(like) if like is not None and not words else ""
     hits = find(opened, query, top, Among(min_seconds, under, name), itself)
-    p = p_value(opened, hits) if like is None else None
-    said = told(opened, hits, p, like is None)
+    alone = like is None and not avoid
+    p = p_value(opened, hits, embedder) if alone else None
+    said = told(opened, hits, p, alone)
+    filters = {"--min-seconds": f"{min_seconds:g}" if min_seconds else "", "--under": under, "--name": name}
+    if not hits and (given := " ".join(f"{option} {value}" for option, value in filters.items() if value)):
+        said = f"no recording of the index passes {given}"
     for hit, is_good in [(numbered(number, hits), is_good) for number, is_good in marks]:  # all, or none
         mark(opened, words, hit, is_good)
     if page:
@@ -222,7 +226,7 @@ def shell(
             opened = refresh(opened)
             query = query_vector(embedder, typed.strip(), None, opened.refit)
             words, hits = typed.strip(), find(opened, query, top)
-            said = told(opened, hits, p_value(opened, hits))
+            said = told(opened, hits, p_value(opened, hits, embedder))
             print_lines((*([said] if said else []), *lines(hits)))
         except UserError as error:
             errors.print(str(error), markup=False)
