@@ -82,7 +82,8 @@ def index(
     where, info = Storage.open(storage), read_info(out)
     if not (model or info):
         raise UserError(f"--model: {out} is a new index; give a run's fingerprint or a file of `retable audio export`")
-    embedder = open_embedder(model or (info or {})["source"], where, device)
+    source, say = model or (info or {})["source"], lambda line: errors.print(f"note: {line}", markup=False)
+    embedder = open_embedder(source, where, device, say=say)
     check_scale(embedder, anyway)
     remote = partial(over_ray, source=embedder.source, storage=where, device=device, folder=folder) if ray else None
     begun = time.monotonic()
@@ -311,7 +312,8 @@ def finetune(
     """Train on your own recordings and captions, from a trained model or from none.
 
     The CSV is imported as a data set (broken files are named and left out), and trained on with the paper's settings.
-    The model's anchors (for words on which it was not trained) are not carried over: fit them again to the export.
+    The model's anchors (for words on which it was not trained) are not carried over: fit them again to the export
+    (`retable audio anchors`).
 
     Example: `retable audio finetune sounds.csv --from passt-scenes`
     """
@@ -331,6 +333,34 @@ def finetune(
     for metric, value in run.metrics.items():
         console.print(f"  {metric}  {value:.6g}")
     console.print(f"search with it: retable audio index FOLDER --model {run.fingerprint[:8]}")
+
+
+@app.command()
+def anchors(
+    file: Annotated[Path, typer.Argument(help="A file of `retable audio export`; the anchors are written into it.")],
+    folder: Annotated[Path, typer.Argument(help="Labelled recordings in ESC's layout; fold 5 is left out.")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A data set that the model was trained on; its words count as known (default: generated)."),
+    ] = None,
+    storage: Where = "results",
+) -> None:
+    """Fit a model's anchors, by which words are searched on which it was not trained, such as synonyms.
+
+    Recordings of ESC-10's classes are used; a kind of sound without recordings is placed by its words.
+
+    Example: `retable audio anchors sounds.safetensors ~/ESC-10 --data sounds`
+    """
+    from retable.tasks.audio.tools.search.anchors import fit_file
+
+    made = fit_file(file, folder, data or (), Storage.open(storage))
+    used, passed = (
+        ", ".join(f"{name} ({count})" for name, count in sorted(each.items())) for each in (made.heard, made.passed)
+    )
+    left = f"; of no known class, not used: {passed}" if passed else ""
+    words = f"those of {', '.join(data)}" if data else "those of the generator; name others by --data"
+    console.print(f"{file}: anchors by recordings of {used}{left}", markup=False)
+    console.print(f"{made.words} words count as trained on: {words}", markup=False)
 
 
 @app.command()

@@ -42,7 +42,9 @@ class Toy:
 def audio(tmp_path, monkeypatch):
     """Call `retable audio ...` in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(opening, "open_embedder", lambda name, storage, device="", words_alone=False: Toy(name))
+    monkeypatch.setattr(
+        opening, "open_embedder", lambda name, storage, device="", words_alone=False, say=None: Toy(name)
+    )
     Path("in").mkdir()
     for name, peaks in {"Rain &amp; wind, 1.wav": [0.1], "[red]Hund.wav": [0.1] * 70 + [0.9]}.items():
         wave = np.concatenate([peak * np.sign(np.sin(np.arange(SAMPLE_RATE) / 9)) for peak in peaks])

@@ -127,7 +127,7 @@ class Anchors:
     sounds: Float32[np.ndarray, "anchors dimension"]
     """Unit vectors of the joint space."""
     own: frozenset[str]
-    """The words that the model was trained on."""
+    """The words that count as trained on: see `search.anchors.trained_words`."""
 
     def blend(self, captions: Sequence[str], vectors: Vectors) -> Vectors:
         """Return the unit vectors that captions are searched as.
