@@ -21,7 +21,7 @@ from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import describe as describe_set
 from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
-from tests.weather.tools.composite_files import TIME, bom, fmi, knmi, odim
+from tests.weather.tools.composite_files import TIME, bom, fmi, knmi, knmi_today, odim
 
 RAW = np.random.default_rng(1).integers(40, 150, (6, 8)).astype(np.uint8)
 DBZH = {"gain": 0.5, "offset": -32.0, "nodata": 255.0, "undetect": 0.0}
@@ -91,6 +91,48 @@ def test_an_archive_whose_service_rounds_its_grid_anew_is_one(tmp_path):
     assert len(found) == 3 and not skipped
     knmi(tmp_path / "3.h5", np.zeros((6, 10), np.uint16), time=TIME + timedelta(minutes=45))
     assert len(survey(tmp_path)[1]) == 1
+
+
+def test_todays_knmi_is_read_and_placed_as_that_of_2010(tmp_path):
+    raw = np.full((4, 6), 25, np.uint16)
+    raw[:2, :2], raw[:2, 2:4] = 65535, 65534
+    today, older = describe(knmi_today(tmp_path / "a.h5", raw)), describe(knmi(tmp_path / "b.h5", raw))
+    assert (today.quantity, today.minutes) == ("accumulation", 5)
+    np.testing.assert_allclose(today.read(), [[MISSING, MISSING, 3.0], [3.0, 3.0, 3.0]])
+    assert today.grid.corner == pytest.approx(older.grid.corner, abs=20) and "+units=km" not in today.grid.projdef
+    utrecht = published.project(today.grid.projdef, 5.12, 52.09)
+    assert utrecht == pytest.approx(published.project(older.grid.projdef, 5.12, 52.09), abs=1)
+    assert today.grid.corner[1] > utrecht[1] > today.grid.corner[1] - 765_000 and 0 < utrecht[0] < 700_000
+
+
+@pytest.mark.parametrize(
+    ("parameter", "quantity", "expected"),
+    [("ACCUMULATION_[MM]", "accumulation", 3.0), ("RAINFALL_RATE_[MM/H]", "rate", 0.25)],
+)
+def test_knmis_names_of_rain(tmp_path, parameter, quantity, expected):
+    found = describe(knmi(tmp_path / "a.h5", np.full((2, 2), 25, np.uint16), parameter))
+    assert found.quantity == quantity and found.read()[0, 0] == pytest.approx(expected)
+
+
+def test_knmis_other_maps_and_forecasts_are_no_rain(tmp_path):
+    for parameter in ("QUALITY_[-]", "ADJUSTMENT_FACTOR_[DB]"):
+        with pytest.raises(UserError, match="is no rain"):
+            describe(knmi(tmp_path / "a.h5", RAW, parameter))
+    with pytest.raises(UserError, match="accumulation of 120 minutes"):
+        describe(knmi_today(tmp_path / "b.h5", RAW.astype(np.uint16), minutes=120))
+
+
+def test_a_dry_map_of_knmis_reflectivity_is_dry(tmp_path):
+    """KNMI calls no echo, 0, missing data; only what lies out of the image was not measured."""
+    raw = np.zeros((4, 4), np.uint8)
+    raw[:2, :2], raw[2:, 2:] = 255, 110
+    path = knmi(tmp_path / "a.h5", raw, "REFLECTIVITY_[DBZ]", "GEO = 0.500000 * PV + -32.000000")
+    with h5py.File(path, "r+") as file:
+        limits = {"calibration_missing_data": np.int32([0]), "calibration_out_of_image": np.int32([255])}
+        file["image1/calibration"].attrs.update(limits)
+    np.testing.assert_allclose(
+        describe(path).read(), [[MISSING, UNDETECTED], [UNDETECTED, by_relation(23, 200, 1.6)]], rtol=1e-5
+    )
 
 
 # Relations of reflectivity and rain

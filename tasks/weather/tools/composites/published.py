@@ -43,6 +43,14 @@ MARSHALL_PALMER = (200.0, 1.6)
 """The relation of a product that has no other (Marshall and Palmer 1948)."""
 WIDTHS = (50.0, 50_000.0)
 """Widths in metres that a pixel may have; what says another is damaged."""
+KNMI_PARAMETERS: Mapping[str, Quantity] = {
+    "ACCUMULATED_PRECIPITATION": "accumulation",
+    "ACCUMULATION_[MM]": "accumulation",
+    "PRECIP_[MM]": "accumulation",
+    "RAINFALL_RATE_[MM/H]": "rate",
+    "REFLECTIVITY": "reflectivity",
+}
+"""Part of KNMI's `image_geo_parameter` -> what the map holds."""
 YEARS = (1950, 2100)
 """Years that a composite may be of."""
 HEADER = 1 << 16
@@ -313,17 +321,19 @@ def _knmi_field(path: Path, file: h5py.File) -> Field:
     if not formula:
         raise UserError(f"{path}: its calibration formula is not understood; expected GEO=a*PV+b")
     names = ("calibration_missing_data", "calibration_out_of_image")
-    sentinels = tuple((_number(calibration[name]), MISSING) for name in names if name in calibration)
+    limits = [_number(calibration[name]) for name in names if name in calibration]
+    sentinels = tuple((limit, MISSING if limit else UNDETECTED) for limit in limits)  # missing data of 0 are no echo
     sign = (-1) ** (formula[2] or "").count("-")  # KNMI writes `+ -32`
     scale, offset = float(formula[1]), sign * float(formula[3] or 0)
-    if kind.startswith("ACCUMULATED"):
+    quantity = next((found for name, found in KNMI_PARAMETERS.items() if name in kind), None)
+    if quantity is None:
+        raise UserError(f"{path}: holds {kind}, which is no rain; remove it")
+    minutes = 0.0
+    if quantity == "accumulation":
         start, end = (_knmi_time(file, name) for name in ("start", "end"))
         minutes = (end - start).total_seconds() / 60
         _check_minutes(path, minutes)
-        return Field("image1/image_data", "accumulation", scale, offset, sentinels, minutes)
-    if "REFLECTIVITY" in kind:
-        return Field("image1/image_data", "reflectivity", scale, offset, sentinels)
-    raise UserError(f"{path}: holds {kind}, which is no rain; remove it")
+    return Field("image1/image_data", quantity, scale, offset, sentinels, minutes)
 
 
 def _knmi_time(file: h5py.File, name: str) -> datetime:
@@ -344,15 +354,21 @@ def _opera(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetim
 
 
 def _knmi(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
-    """Read KNMI's grid, which is in kilometres, the earth's radius too."""
+    """Read KNMI's grid, which is in kilometres; the earth's radius is in kilometres too, or in metres."""
     place = file["geographic"].attrs
     across, down = (_number(place[f"geo_pixel_size_{axis}"]) for axis in "xy")
     _check_square(path, across, -down, shape)
     projection = _text(file["geographic/map_projection"].attrs["projection_proj4_params"])
-    metres = re.sub(r"\+(a|b)=([.\d]+)", lambda found: f"+{found[1]}={float(found[2]) * 1000:.10g}", projection)
+    metres = re.sub(r"\+(a|b)=([.\d]+)", _radius, projection).replace("+units=km", "+units=m")
     left, top = _number(place["geo_column_offset"]) * across, _number(place["geo_row_offset"]) * down
     corner = (float(round(left * 1000)) + 0.0, float(round(top * 1000)) + 0.0)
     return _knmi_time(file, "end"), Grid(shape, across * 1000, metres, corner)
+
+
+def _radius(found: re.Match[str]) -> str:
+    """Return a radius of the earth in PROJ's string in metres."""
+    radius = float(found[2])
+    return f"+{found[1]}={radius if radius > 1e5 else radius * 1000:.10g}"
 
 
 def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
