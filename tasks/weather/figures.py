@@ -27,6 +27,8 @@ STYLES = (
     {"color": "#2a8c4a", "marker": "^"},
     {"color": "#8a4fbf", "marker": "D"},
     {"color": "#8d939c", "marker": "x"},
+    {"color": "#b3263e", "marker": "v"},
+    {"color": "#1b9aaa", "marker": "P"},
 )
 """Of the rows of the verification."""
 

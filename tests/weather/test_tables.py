@@ -350,6 +350,15 @@ def test_the_retrievals_three_rows_are_views_of_one_training(tmp_path, monkeypat
     assert [need.view.motion for need in needs] == ["none", "optical_flow", "pysteps"]
 
 
+def test_pysteps_is_held_against_the_network_over_all_and_by_lead_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(import_module("retable.tasks.weather.scales"), "find_spec", lambda name: object())
+    (claim,) = [each for each in TABLES["table1"].claims if "pysteps" in each.text]
+    assert claim.ours and claim.check.keywords["rows"] == (tables.CONTEXT_TUNED, tables.MOVED_BY_PYSTEPS)
+    drawn = {row.label for row in scaled(tables.VERIFICATION, SCALES["small"]).rows if not row.absent}
+    compared = (tables.CONTEXT_TUNED, tables.PERSISTENCE, tables.MOVED, tables.MOVED_BY_PYSTEPS)
+    assert {row.label for row in compared} <= drawn and len(drawn) <= len(figures.STYLES)
+
+
 def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():
     events = np.zeros((2, 12, 12), np.uint8)
     events[0, :6] = 1
