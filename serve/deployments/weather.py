@@ -227,7 +227,9 @@ class Forecasters:
         time = moment(wanted.time)
         members = await self.line.run(forecasts)
         source = f"retable, {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else "retable"
-        made = maps.Forecast(joined(members, wanted), region, f"{source}; files {', '.join(sha256s)}", time)
+        cautions = dict.fromkeys(str(self.forecasters[sha256].about.get("data_caution", "")) for sha256 in sha256s)
+        source = f"{source}; files {', '.join(sha256s)}"
+        made = maps.Forecast(joined(members, wanted), region, source, time, " ".join(filter(None, cautions)))
         return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
 
     async def ready(self, sha256s: Sequence[str]) -> Reply:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import random
+from types import SimpleNamespace
 
 import h5netcdf
 import numpy as np
@@ -106,14 +107,19 @@ def test_members_are_named_each_once():
 def test_several_forecasters_answer_one_request(monkeypatch):
     class Two:
         def __init__(self):
-            self.forecasters, self.line = {"a": "a", "b": "b"}, Line(2, 1.0)
+            about = {"data_caution": "Not real."}
+            self.forecasters = {name: SimpleNamespace(name=name, about=about) for name in "ab"}
+            self.line = Line(2, 1.0)
 
         async def batch(self, work):
             return STEPS // (1 if work == "a" else 2)
 
-    monkeypatch.setattr(weather, "work", lambda forecaster, region, body: forecaster)
+    monkeypatch.setattr(weather, "work", lambda forecaster, region, body: forecaster.name)
     made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here", {"kind": "npz"}))
     found = np.load(io.BytesIO(made.body))
     assert np.array_equal(found["probability"], (STEPS.astype(int) + STEPS // 2) // 2) and found["minutes"][-1] == 480
+    made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here", {"kind": "netcdf"}))
+    with h5netcdf.File(io.BytesIO(made.body)) as file:
+        assert file.attrs["comment"] == "Not real."
     refused = asyncio.run(weather.Forecasters.forecast(Two(), ["a"], b"", "here", {"time": "never"}))
     assert isinstance(refused, Problem) and refused.status == 422

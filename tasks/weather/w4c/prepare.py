@@ -213,6 +213,7 @@ def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[
         "files": files,
         "digest": hashlib.sha256("\n".join(f"{path} {files[path]}" for path in sorted(files)).encode()).hexdigest(),
     }
+    info["caution"] = caution(info)
     index = Index(slots, info)
     counted = {
         series: rain_share(open_hdf5(root / rain_path(int(year), region, split), RAIN, 1), index.free(series))
@@ -340,7 +341,7 @@ def describe(info: Mapping[str, Any]) -> str:
 
 def caution(info: Mapping[str, Any]) -> str:
     """Return a sentence on what a model can know from simulated images; nothing for observed ones."""
-    if info["source"] not in MADE or not info.get("simulated_satellite"):
+    if info.get("source") not in MADE or not info.get("simulated_satellite"):
         return ""
     return MADE[info["source"]]
 
