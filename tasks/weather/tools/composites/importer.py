@@ -525,7 +525,8 @@ def _simulated(composites: Sequence[Composite], place: Place, seed: int) -> Imag
         start = nearby[0].time - midnight  # clouds go on past midnight
         return observe(rates, cirrus_seed=cirrus, start_minutes=int(start.total_seconds()) // 60)
 
-    return Images(of, {"simulated": True, "simulated_by": SIMULATION, "cirrus_seed": cirrus})
+    about = {"simulated": True, "simulated_by": SIMULATION, "generator_version": VERSION, "cirrus_seed": cirrus}
+    return Images(of, about)
 
 
 @contextmanager
