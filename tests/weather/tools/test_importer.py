@@ -186,7 +186,7 @@ def test_images_show_the_whole_square_and_say_they_are_simulated(imported):
             assert file.sources[row].decode() == f"composite_{7 - frame:02d}.hdf"
         cirrus.add(file.attributes["cirrus_seed"])
         assert file.attributes["simulated"] and "not observed" in file.attributes["simulated_by"]
-        assert file.attributes["generator_version"] == VERSION
+        assert file.attributes["generator_version"] == layout.VERSION
     assert len(cirrus) == 7  # every place has its own
 
 
