@@ -396,7 +396,7 @@ def test_verification_draws_the_scores_that_are_computed_with_an_interval():
     assert np.allclose(lead[:, 0], [0.25, 0.5, 0.75, 1])
     assert np.allclose(lead[:, 1], [expected[f"iou/lead/{minutes:03d}"] for minutes in (15, 30, 45, 60)])
     widths = drawing.axes[4].lines[0].get_ydata()
-    assert np.allclose(widths, [expected[f"fss/{km}km"] for km in (2, 6, 18, 24)])
+    assert np.allclose(widths, [expected[f"fss/{width}px"] for width in (1, 3, 9, 12)])
     assert drawing.axes[3].get_xticklabels()[0].get_text() == "2019 boxi_0015"
     assert len(drawing.axes) == 8 and [text.get_text() for text in drawing.legends[0].get_texts()] == ["swin"]
 
