@@ -160,6 +160,24 @@ def test_odims_own_relation_is_heeded_at_any_level(tmp_path, place):
     np.testing.assert_allclose(found.read(), by_relation(RAW * 0.5 - 32, 316, 1.5), rtol=1e-5)
 
 
+def test_a_rate_beside_which_a_relation_stands_is_a_rate(tmp_path, capsys):
+    """OPERA's NIMBUS of 2024 says by which relation its rates were made."""
+    (tmp_path / "source").mkdir()
+    for number in range(6):
+        time = TIME + timedelta(minutes=15 * number)
+        how = {"zr_a": 200.0, "zr_b": 1.6}
+        odim(tmp_path / "source" / f"{number}.h5", np.full((HEIGHT, WIDTH), 7.0), "RATE", how=how, time=time)
+    found = describe(tmp_path / "source" / "0.h5")
+    assert found.relation is None and found.read()[0, 0] == 7
+    with pytest.raises(UserError, match=r"--zr 316,1.5 .* these composites are rate; leave it out") as caught:
+        imported(tmp_path / "source", tmp_path / "refused", zr="316,1.5")
+    assert "\n" not in str(caught.value) and not list((tmp_path / "refused").rglob("*.h5"))
+    source, said = imported(tmp_path / "source", tmp_path / "results", capsys)
+    assert source.info["relation"] is None and "reflectivity" not in said
+    with h5py.File(next((tmp_path / "results").rglob("*.train.rates.crop.h5"))) as file:
+        assert "zr_a" not in file.attrs
+
+
 # Accumulations
 
 

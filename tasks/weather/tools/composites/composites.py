@@ -97,7 +97,7 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
     `relation` replaces that of reflectivity.
 
     Raises:
-        UserError: where there are none, or none can be read.
+        UserError: where there are none, none can be read, or a relation is given for other rain than reflectivity.
 
     """
     paths = candidates(source)
@@ -115,6 +115,9 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
     kinds = Counter(kind(composite) for composite in composites)
     wanted = max(kinds, key=lambda each: (kinds[each], each[1] == "rate"))
     first = next(composite for composite in composites if kind(composite) == wanted)
+    if relation and not first.relation:
+        use = f"--zr {relation[0]:g},{relation[1]:g} turns reflectivity into rain"
+        raise UserError(f"{source}: {use}, and these composites are {quantity_text(first)}; leave it out")
     kept: dict[datetime, Composite] = {}
     for composite in composites:
         if kind(composite) != wanted:

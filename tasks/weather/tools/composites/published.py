@@ -189,7 +189,7 @@ def field_of(path: Path, file: Any, product: str) -> Field:
     """Return the map of rain in a file of a product, and the meaning of its numbers."""
     found = PRODUCTS[product].field(path, file)
     if found.quantity != "reflectivity":
-        return found
+        return replace(found, relation=None)  # by which its rates were made
     return replace(found, relation=found.relation or PRODUCTS[product].relation)
 
 
