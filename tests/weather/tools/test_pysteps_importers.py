@@ -115,6 +115,6 @@ def test_mrms(pysteps, tmp_path):
     values, said = theirs(pysteps.import_mrms_grib(str(path), window_size=1))
     assert said["unit"] == "mm/h"
     (tmp_path / "a.grib2.gz").write_bytes(gzip.compress(path.read_bytes()))
-    expected = np.minimum(flatten(np.nan_to_num(values, nan=-1), message(path).grid), 128)
+    expected = flatten(np.minimum(np.nan_to_num(values, nan=-1), 128), message(path).grid)
     for name in ("a.grib2", "a.grib2.gz"):
         np.testing.assert_allclose(describe(tmp_path / name).read(), expected, rtol=1e-5)

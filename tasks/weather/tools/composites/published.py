@@ -228,7 +228,7 @@ def read(path: Path, rows: slice, columns: slice, relation: Relation | None = No
         if relation and field.relation:
             field = replace(field, relation=relation)
         if name == "mrms":
-            return np.minimum(grib.read(file)[rows, columns], np.float32(HIGHEST_RATE))
+            return grib.read(file)[rows, columns]
         return rates(_raw(path, file, field)[rows, columns], field)
 
 
