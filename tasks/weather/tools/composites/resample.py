@@ -14,6 +14,8 @@ from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MISSING, UNDETECT
 
 PIXEL = 2000.0
 """Width of the layout's rain pixels in metres."""
+NEAR = 0.001
+"""By so much of `PIXEL` a pixel may differ from it without a remark; FMI's and KNMI's do."""
 MEASURED = 0.5
 """Share of the fine pixels of a coarse one that must be measured."""
 WIDEST = 120.0
