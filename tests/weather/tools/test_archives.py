@@ -50,6 +50,9 @@ def between(minutes, time=TIME):
         ("GEO=5e-01*PV+-3.2e+01", 0.5, -32.0),
         ("GEO = +0.01 * PV - +1.5", 0.01, -1.5),
         ("GEO=0.01*PV", 0.01, 0.0),
+        ("GEO=.5*PV", 0.5, 0.0),
+        ("GEO=0.5*PV+(-32)", 0.5, -32.0),
+        ("GEO=(0.5)*PV-.25", 0.5, -0.25),
     ],
 )
 def test_knmis_formulas_with_any_signs(tmp_path, formula, scale, offset):
@@ -58,7 +61,7 @@ def test_knmis_formulas_with_any_signs(tmp_path, formula, scale, offset):
     assert found[0, 0] == pytest.approx(by_relation(40 * scale + offset, 200, 1.6), rel=1e-5)
 
 
-@pytest.mark.parametrize("formula", ["GEO=0.5*PV+", "GEO=0.5*PV*2", "GEO=PV^2", "GEO=0.5*PV+1+2"])
+@pytest.mark.parametrize("formula", ["GEO=0.5*PV+", "GEO=0.5*PV*2", "GEO=PV^2", "GEO=0.5*PV+1+2", "GEO=0.5*(PV+3)"])
 def test_what_is_no_line_of_knmis_is_refused(tmp_path, formula):
     with pytest.raises(UserError, match="formula is not understood"):
         describe(knmi(tmp_path / "a.h5", RAW, formula=formula))
@@ -462,7 +465,7 @@ def test_a_smaller_size_that_splits_by_place_is_said(tmp_path, capsys):
 
 def test_too_few_frames_for_four_splits_are_refused(tmp_path):
     archive(tmp_path / "source", range(0, 15 * 14, 15), shape=(72, 72))
-    with pytest.raises(UserError, match=r"14 frames .* 15") as caught:
+    with pytest.raises(UserError, match=r"1 square has radar .*14 frames .* 15") as caught:
         imported(tmp_path / "source", tmp_path / "results")
     assert "\n" not in str(caught.value)
 

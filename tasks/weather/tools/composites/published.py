@@ -310,14 +310,14 @@ def _odim_meaning(path: Path, file: h5py.File, quantity: Quantity, dataset: str,
     return Field(f"{dataset}/{data}/data", quantity, scale, offset, sentinels, minutes, relation)
 
 
-_NUMBER = r"\d+\.?\d*(?:[eE][-+]?\d+)?"
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 FORMULA = re.compile(rf"GEO=([-+]*{_NUMBER})\*PV(?:([-+]+)({_NUMBER}))?")
 
 
 def _knmi_field(path: Path, file: h5py.File) -> Field:
     """Read KNMI's calibration: `GEO=0.01*PV+0.0`, millimetres of the file's own minutes, or reflectivity."""
     calibration, kind = file["image1/calibration"].attrs, _text(file["image1"].attrs["image_geo_parameter"])
-    formula = FORMULA.fullmatch(_text(calibration["calibration_formulas"]).replace(" ", ""))
+    formula = FORMULA.fullmatch(_plain(_text(calibration["calibration_formulas"])))
     if not formula:
         raise UserError(f"{path}: its calibration formula is not understood; expected GEO=a*PV+b")
     names = ("calibration_missing_data", "calibration_out_of_image")
@@ -334,6 +334,11 @@ def _knmi_field(path: Path, file: h5py.File) -> Field:
         minutes = (end - start).total_seconds() / 60
         _check_minutes(path, minutes)
     return Field("image1/image_data", quantity, scale, offset, sentinels, minutes)
+
+
+def _plain(formula: str) -> str:
+    """Return a formula without spaces and without brackets around a number."""
+    return re.sub(rf"\(([-+]*{_NUMBER})\)", r"\1", formula.replace(" ", ""))
 
 
 def _knmi_time(file: h5py.File, name: str) -> datetime:
