@@ -422,6 +422,19 @@ def test_folders_by_date_keep_their_files_apart(tmp_path):
 # Small maps
 
 
+def test_boms_older_files_name_edges_of_pixels(tmp_path):
+    """prcp-cscn of 2018 has x of -128 to 127.5 and y of 128 to -127.5 km about the radar, prcp-c10 of 2020 centres."""
+    raw = np.ones((64, 64), np.int16)
+    for half, bounds in ((0.0, False), (0.25, False), (0.25, True)):
+        path = bom(tmp_path / "a.nc", raw)
+        with h5py.File(path, "r+") as file:
+            file["x"][:] = -16 + half + 0.5 * np.arange(64)
+            file["y"][:] = 16 - half - 0.5 * np.arange(64)
+            if bounds:
+                file["x_bounds"] = np.zeros((64, 2))
+        assert describe(path).grid.corner == (-16_000, 16_000)
+
+
 def test_one_radar_of_256_km_is_split_by_time(tmp_path, capsys):
     """BOM's single radars: 512 pixels of 0.5 km, which hold one square."""
     (tmp_path / "source").mkdir()

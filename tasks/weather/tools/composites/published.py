@@ -377,9 +377,12 @@ def _radius(found: re.Match[str]) -> str:
 
 
 def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
-    """Read the Bureau's grid: centres of pixels on an Albers projection, north first; in kilometres, unless said."""
+    """Read the Bureau's grid on an Albers projection, north first; in kilometres, unless said.
+
+    Coordinates are centres of pixels, but in older files left and upper edges: a radar's map then lies about 0.
+    """
     units = _text(file["x"].attrs.get("units", "km"))
-    x, y = (file[axis][:2].astype(float) / (1000 if units.startswith("m") else 1) for axis in "xy")
+    x, y = (file[axis][:].astype(float) / (1000 if units.startswith("m") else 1) for axis in "xy")
     pixel, down = (round(float(step), 6) for step in (x[1] - x[0], y[0] - y[1]))
     if pixel <= 0 or down <= 0:
         raise UserError(f"{path}: its rows begin in the south or its columns in the east; give the Bureau's own grid")
@@ -396,7 +399,9 @@ def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime,
         f"+lon_0={_number(said['longitude_of_central_meridian']):g} +a={_number(said['semi_major_axis'])} {minor} "
         "+units=m"
     )
-    corner = (float(x[0] - pixel / 2) * 1000, float(y[0] + pixel / 2) * 1000)
+    edges = max(abs(x[0] + x[-1] + pixel), abs(y[0] + y[-1] - pixel)) < pixel / 4
+    before = 0 if edges else pixel / 2
+    corner = (float(x[0] - before) * 1000, float(y[0] + before) * 1000)
     time = datetime.fromtimestamp(_number(file["valid_time"][()]), UTC).replace(tzinfo=None)
     return time, Grid(shape, pixel * 1000, projection, corner)
 
