@@ -143,7 +143,9 @@ def test_a_projection_written_in_two_ways_is_one_and_another_is_shown(tmp_path):
         make(tmp_path / f"{number}.h5", RAW.astype(np.uint16), time=TIME + timedelta(minutes=15 * number))
     with h5py.File(tmp_path / "3.h5", "r+") as file:
         place = file["geographic/map_projection"].attrs
-        place["projection_proj4_params"] = np.bytes_("+proj=stere +lat_0=90 +lon_0=9 +lat_ts=60 +a=6378.137 +b=6356.752")
+        place["projection_proj4_params"] = np.bytes_(
+            "+proj=stere +lat_0=90 +lon_0=9 +lat_ts=60 +a=6378.137 +b=6356.752"
+        )
     found, (line,) = survey(tmp_path)
     assert [each.path.name for each in found] == ["0.h5", "1.h5", "2.h5"]
     assert "3.h5" in line and "+lon_0=9 " in line and "+lon_0=0.0 " in line
