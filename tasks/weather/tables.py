@@ -295,7 +295,7 @@ FIGURE1 = Figure(
 
 VERIFICATION = Figure(
     title="How good forecasts are, by lead time, region and scale (ours)",
-    rows=[SWIN_BCE, BASELINE_IMPROVED, CONTEXT_TUNED, PERSISTENCE, CLIMATOLOGY],
+    rows=[SWIN_BCE, BASELINE_IMPROVED, CONTEXT_TUNED, PERSISTENCE, MOVED, MOVED_BY_PYSTEPS, CLIMATOLOGY],
     draw=figures.draw_verification,
     over={"seed": SEEDS},
     note="On the test set, rain at 0.2 mm/h and more; FSS, reliability and sharpness are of the probabilities, before "
