@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 AXES = {"observations": 2, "actions": 2, "rewards": 1, "terminals": 1, "timeouts": 1, "next_observations": 2}
-"""D4RL's keys and their number of axes. All but the last must be there."""
+"""D4RL's keys and their number of axes. All but the last two must be there."""
 TOLERANCE = 1e-3
 """How far an action may lie outside [-1, 1]: float32 policies with a tanh can miss by a rounding error."""
 OTHERS = {
@@ -88,10 +88,10 @@ def load(path: Path) -> dict[str, Array]:
         UserError: where the file is missing, truncated, foreign, lacks a key, or refers to another file.
 
     """
-    *needed, optional = AXES
+    keys, needed = list(AXES), list(AXES)[:-2]
     remedy = f"give a D4RL file, with {', '.join(needed)}"
     with opened(path) as file:
-        keys = [*needed, optional] if file.id.links.exists(optional.encode()) else needed
+        keys = [key for key in keys if key in needed or file.id.links.exists(key.encode())]
         return {key: numbers(path, file, key, AXES[key], remedy) for key in keys}
 
 
@@ -129,6 +129,7 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
         return Reading(None, str, found, [])
     if space:
         check_sizes(space.environment, arrays["observations"].shape[1], arrays["actions"].shape[1], str(path))
+    arrays.setdefault("timeouts", np.zeros(len(arrays["rewards"]), bool))
     ends = (arrays["terminals"] != 0) | (arrays["timeouts"] != 0)
     episode = np.concatenate([[0], np.cumsum(ends)[:-1]])
     check_skip(path, skip, int(episode[-1]) + 1)
@@ -141,8 +142,6 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
             f"[{space.low.min():g}, {space.high.max():g}], the bounds of {space.environment}" if space else "[-1, 1]"
         )
         found.append(f"{path}: key 'actions' leaves {bounds}, first in row {numbers[beyond]}; scale them")
-    if not ((arrays["terminals"] != 0) | (arrays["timeouts"] != 0)).any():
-        found.append(f"{path}: keys 'terminals' and 'timeouts' end no episode; mark the last row of each episode")
     rows = Rows(
         arrays["observations"],
         actions,
@@ -151,7 +150,10 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
         arrays["timeouts"] != 0,
         arrays.get("next_observations"),
         np.append(episode[1:] != episode[:-1], True),
+        space.steps if space else None,
     )
+    if not (rows.terminals | rows.timeouts).any() and (found or not len(find_ends(rows).unmarked)):
+        found.append(f"{path}: keys 'terminals' and 'timeouts' end no episode; mark the last row of each episode")
     return Reading(rows, lambda row: f"row {numbers[row]}", found, [*remarks, *too_long(rows, space)])
 
 

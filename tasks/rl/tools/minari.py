@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ def read_minari(
     for key, found in (("total_episodes", count), *((("total_steps", sum(steps)),) if not skip else ())):
         if said.get(key, found) != found:
             raise UserError(f"{path}: {found} {key.removeprefix('total_')}, {METADATA} says {said[key]}; {AGAIN}")
-    rows = _rows(path, episodes, chosen, said["action_space"])
+    rows = replaced(_rows(path, episodes, chosen, said["action_space"]), limit=space.steps if space else None)
     if space:
         check_sizes(space.environment, rows.observations.shape[1], rows.actions.shape[1], str(source))
     beyond = (np.abs(rows.actions) > 1 + TOLERANCE).any(axis=1)
