@@ -32,6 +32,7 @@ from retable.tasks.rl.play.evaluate import Spaces, check_sizes, spaces, versions
 from retable.tasks.rl.play.states import Standard
 from retable.tasks.rl.recordings.d4rl import (
     TOLERANCE,
+    contradicted,
     end_defects,
     identify,
     impostor,
@@ -269,6 +270,8 @@ def inspect(
     try:
         with opened(source):
             pass
+        if why := contradicted(source, environment):
+            raise UserError(why)
         named, version = named_environment(source)
         environment = environment or named
         space = environment and _space(source, environment, simulator or version)
