@@ -85,7 +85,8 @@ def check_filters(path: Path, data: h5py.Dataset) -> None:
 def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
     """Return rows of an open data set as float32; packed numbers are unpacked as netCDF's conventions say.
 
-    `scale_factor` and `add_offset` are applied, and `_FillValue` becomes not a number.
+    `scale_factor` and `add_offset` are applied; of these and of integers `_FillValue` and `missing_value` become not a
+    number.
 
     Raises:
         UserError: where the file is damaged.
@@ -93,14 +94,15 @@ def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
     """
     try:
         raw, said = data[rows], data.attrs
-        scale, offset, fill = (said.get(name) for name in ("scale_factor", "add_offset", "_FillValue"))
-        if scale is None and offset is None:
+        scale, offset = (said.get(name) for name in ("scale_factor", "add_offset"))
+        if scale is None and offset is None and raw.dtype.kind == "f":
             return np.asarray(raw, np.float32)
         factors = [1.0 if scale is None else scale, 0.0 if offset is None else offset]
         factor, added = (float(np.ravel(number)[0]) for number in factors)
         values = np.asarray(raw * factor + added, np.float32)
-        if fill is not None:
-            values[raw == np.ravel(fill)[0]] = np.nan
+        for name in ("_FillValue", "missing_value"):
+            if name in said:
+                values[raw == np.ravel(said[name])[0]] = np.nan
         return values
     except (OSError, RuntimeError) as error:
         raise UserError(_unreadable(Path(data.file.filename), error)) from error
