@@ -424,9 +424,10 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, Record]:
         folder = RunFolder.of(plan.storage, task, config)
         if folder.fingerprint not in states and folder.folder.exists("provenance.json"):
             result = folder.result() or {}
+            spent = {**result, **(result.get("used") or {})}
             states[folder.fingerprint] = {
                 "task": task.name,
-                "usage": {key: result[key] for key in USAGE if isinstance(result.get(key), (int, float))},
+                "usage": {key: spent[key] for key in USAGE if isinstance(spent.get(key), (int, float))},
                 "curves": notebook.curves(folder.history())[:1],
                 "command": train_line(task, config),
                 "config": flatten(config),
