@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from retable.platform.errors import UserError, words
@@ -377,9 +376,8 @@ def _table(storage: Storage, info: Mapping[str, Any]) -> pa.Table:
 
 
 def _read_part(storage: Storage, info: Mapping[str, Any], number: int) -> pa.Table:
-    part = f"{storage.root}/{_part(number)}"
     try:
-        table = pq.read_table(part, filesystem=storage.filesystem)
+        table = storage.read_table(_part(number))
     except FileNotFoundError as error:
         raise UserError(f"{storage}: {_part(number)} is missing; {REMEDY}") from error
     except (pa.ArrowInvalid, OSError) as error:

@@ -1,4 +1,4 @@
-"""The paper's table and figures as data, with its published values, its claims and ours.
+"""The paper's table and figures as data, with published values; the claims are in `claims.py`.
 
 Source: Arnob et al. 2021, Table 1 and Figures 1-4. The paper prints no scores as numbers, only curves; its Table 1 does
 not say which environment its sizes belong to: they fit HalfCheetah and Walker2d (17 states, 6 actions), not Hopper.

@@ -248,6 +248,22 @@ def test_the_import_keeps_all_of_a_file_whose_header_says_less(tmp_path, storage
     assert cut[0] == "a.mp3" and cut[1] == pytest.approx(6, abs=0.1) and "a.mp3 (6 s)" in info["cut"]
 
 
+def test_recordings_without_a_length_fill_shards_by_their_bytes(tmp_path, storage, monkeypatch):
+    """By their headers they last 0 s: all of them were one shard, which is in memory at once."""
+    flac = sample("FLAC", sound=chirp(2.0))
+    at = flac.index(b"fLaC") + 8 + 13  # the number of samples: 4 bits and 4 bytes
+    (piped := bytearray(flac))[at : at + 5] = bytes([flac[at] & 0xF0, 0, 0, 0, 0])
+    lines = ["file,caption,split"]
+    for n in range(4):
+        (tmp_path / f"{n}.flac").write_bytes(bytes(piped))
+        lines.append(f"{n}.flac,x{n},training")
+    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr("retable.tasks.audio.collect.recordings.SHARD", 64_000)
+    info = import_own(tmp_path / "mine.csv", folder(storage, "mine"), "mine")
+    assert len(info["shards"]["training"]) == 4
+    assert [round(each.seconds, 2) for each in read_recordings(folder(storage, "mine"))] == [2.0] * 4
+
+
 def test_no_file_makes_another_one_be_read(tmp_path):
     """FFmpeg would open what a playlist names: here nothing but the file itself is read."""
     soundfile.write(tmp_path / "secret.wav", chirp(1.0), RATE)

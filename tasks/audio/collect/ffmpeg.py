@@ -211,6 +211,9 @@ def opened(path: Path) -> Iterator[Sound]:
             raise UnreadableError("corrupt, it cannot be decoded")
         seconds = float(file.duration or 0) / av.time_base
         is_guess = name in (*BARE, "mpeg", "mpegts") and not (name == "mp3" and _has_count(path))
+        if file.streams.video:  # which may last longer than the sound
+            is_guess |= track.duration is None
+            seconds = float(track.duration * track.time_base) if track.duration else seconds
         yield Sound(name.upper(), seconds, is_guess, int(track.rate), int(track.channels), path, file)
 
 
