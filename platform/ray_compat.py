@@ -1,7 +1,7 @@
 """Private parts of Ray that have no public form. No other module of retable uses private names of Ray.
 
-Each function says what breaks if Ray changes the name that it uses; `tests/platform/test_ray_compat.py` has a test for
-each. Ray is imported inside the functions: importing this module costs nothing.
+Each function says what breaks if Ray changes the name that it uses; `tests/platform/test_ray_compat.py` and the
+tests of those who call it would fail. Ray is imported inside the functions: importing this module costs nothing.
 """
 
 from __future__ import annotations
@@ -143,6 +143,23 @@ def autoscaler_limits() -> dict[str, float]:
     from ray._private.state import state
 
     return dict(state.get_max_resources_from_cluster_config() or {})
+
+
+def kuberay_config(name: str, namespace: str) -> dict[str, Any]:
+    """Return the autoscaler's config of a RayCluster, which the API server tells this pod's service account.
+
+    Uses `ray.autoscaler._private.kuberay`, as the autoscaler beside the head does. If Ray moves it, a cluster of pods
+    is taken as it is, and a line names the import.
+
+    Raises:
+        Exception: of many types, if the API server does not answer, refuses, or has no such cluster.
+    """
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+    from ray.autoscaler._private.kuberay.node_provider import KubernetesHttpApiClient
+
+    cluster: dict[str, Any] = KubernetesHttpApiClient(namespace).get(f"rayclusters/{name}")
+    grows = cluster["spec"].get("enableInTreeAutoscaling")
+    return dict(_derive_autoscaling_config_from_ray_cr(cluster)) if grows else {"available_node_types": {}}
 
 
 def free_cpus(node: str) -> float:

@@ -48,6 +48,7 @@ def plain(text):
 def test_the_plan_on_the_page_is_what_the_command_prints(monkeypatch, tmp_path):
     """Of all tables; the lines that the page leaves out are its dots."""
     shown = plain(TEXT.partition("$ retable plan --scale paper --cluster cluster.yaml\n")[2].partition("\n\n")[0])
+    assert len(shown) > 10, "the page shows the plan"
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("RETABLE_TASKS", raising=False)
     monkeypatch.setattr(cli, "GPU", tmp_path / "gpu.json")
@@ -58,6 +59,14 @@ def test_the_plan_on_the_page_is_what_the_command_prints(monkeypatch, tmp_path):
     printed = "\n".join(plain(found.output))
     missing = [line for line in shown if line not in printed and "..." not in line]
     assert not missing, f"docs/cluster.md shows {missing}; the command prints:\n{printed}"
+    left_out = [line for line in printed.splitlines() if re.match(r"(audio|rl|style|weather)/\S+ \d", line)]
+    left_out = [
+        float(line.split()[-1].lstrip("<").replace(",", ""))
+        for line in left_out
+        if line not in shown and not line.endswith("-")
+    ]
+    (most,) = re.findall(r"tables left out here cost less than (\d+) USD together", PAGE)
+    assert len(left_out) > 10 and sum(left_out) < int(most), "<0.01 counted as 0.01"
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ QUIET = {
 
 SENT = ("RAY_ADDRESS", "RETABLE_TASKS", PATIENCE, commit.VARIABLE, *QUIET)
 """Variables that hold on every node of a cluster that is joined."""
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where a pod of Kubernetes finds who it is."""
 _session = ExitStack()
 """What `start_ray` has changed in this process, and `end_ray` restores."""
 MESSAGES = "retable.txt"
@@ -502,7 +504,7 @@ def growth() -> dict[str, float]:
     import ray
 
     reported = ray_compat.autoscaler_limits() if ray.is_initialized() else {}
-    return reported or launched()
+    return reported or launched() or scheduled()
 
 
 def launched() -> dict[str, float]:
@@ -511,14 +513,32 @@ def launched() -> dict[str, float]:
 
     path = Path("~/ray_bootstrap_config.yaml").expanduser()
     try:
-        config = yaml.safe_load(path.read_text())
-        resources: dict[str, float] = {}
-        for kind in config["available_node_types"].values():
-            for name, amount in kind["resources"].items():
-                resources[name] = resources.get(name, 0.0) + amount * kind.get("max_workers", 1)
+        return _most(yaml.safe_load(path.read_text()))
     except FileNotFoundError:
         return {}
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         errors.print(f"note: {path} is no file of Ray's cluster launcher; the cluster is taken as it is ({error})")
         return {}
+
+
+@functools.cache
+def scheduled() -> dict[str, float]:
+    """Return the same of KubeRay's cluster that this pod is of: its autoscaler does not report it either."""
+    name, namespace = os.environ.get("RAY_CLUSTER_NAME"), Path(f"{SERVICE_ACCOUNT}/namespace")
+    if not name or not namespace.is_file():
+        return {}
+    try:
+        return _most(ray_compat.kuberay_config(name, namespace.read_text().strip()))
+    except Exception as error:  # Ray's client raises whatever comes
+        why = one_line(error)
+        errors.print(f"note: Kubernetes does not say how far {name} may grow; it is taken as it is ({why})")
+        return {}
+
+
+def _most(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return the resources of all nodes that an autoscaler's config allows."""
+    resources: dict[str, float] = {}
+    for kind in config["available_node_types"].values():
+        for name, amount in kind["resources"].items():
+            resources[name] = resources.get(name, 0.0) + amount * kind.get("max_workers", 1)
     return resources

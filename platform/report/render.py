@@ -149,7 +149,7 @@ def in_order(claims: Sequence[FilledClaim]) -> list[FilledClaim]:
 def markdown(part: FilledTable) -> str:
     """Return a section as Markdown."""
     lines = [f"## {part.name}: {part.title}", "", f"*{_plain(about(part))}.*", ""]
-    lines += [_plain(part.apart), ""] if part.apart else []
+    lines += [line for text in (part.caution, part.apart) if text for line in (_plain(text), "")]
     if part.scale == SMOKE:
         lines += ["> Smoke scale: this proves the path, its numbers mean nothing.", ""]
     if part.columns:

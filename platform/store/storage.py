@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pyarrow import ArrowInvalid, fs
 
-from retable.platform.errors import Denied, Unreachable, UserError, disk_errors, redact
+from retable.platform.errors import Denied, Unreachable, UserError, disk_errors, passing_errors, redact
 from retable.platform.store import cache as snapshot
 from retable.platform.store.patience import has_answered, note_answer, patient
 
@@ -153,6 +153,31 @@ class Storage:
         pq.write_table(table, file, **options)
         self.write(path, file.getvalue())
         return file.getvalue()
+
+    def read_table(self, path: str, **options: Any) -> Any:
+        """Return a Parquet file as an Arrow table; options are `pq.read_table`'s.
+
+        Raises:
+            Unreachable: where the storage does not answer for long.
+            OSError, pa.ArrowException: where the file is missing or damaged.
+        """
+        import pyarrow.parquet as pq
+
+        def read() -> Any:
+            with self.filesystem.open_input_file(self._path(path)) as file:
+                return pq.read_table(file, **options)
+
+        return self.retried(path, read)
+
+    @patient
+    def retried(self, path: str, read: Callable[[], T]) -> T:
+        """Return `read()`, which reads `path` through a library; it is called again while the storage does not answer.
+
+        Raises:
+            Unreachable: where it does not answer for long; other errors are those of `read`.
+        """
+        with passing_errors(self._name(path)):
+            return read()
 
     def read_json(self, path: str) -> Any:
         """Return a JSON file's content.

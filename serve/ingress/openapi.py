@@ -133,7 +133,7 @@ def _complete(operation: Json, path: str, method: str, models: Sequence[Model]) 
         regions = [region for model in models if model.task == "weather" for region in model.about.get("regions", ())]
         if (path, parameter["name"]) == ("/v1/weather", "region") and regions:
             parameter["example"] = regions[0]
-            parameter["schema"] = _one_of(parameter["schema"], regions)
+            parameter["schema"]["examples"] = list(dict.fromkeys(regions))  # networks forecast any region
 
 
 def _one_of(schema: Json, words: Sequence[str]) -> Json:

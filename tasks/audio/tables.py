@@ -1,4 +1,4 @@
-"""The paper's tables and figure as data, with its published values, its claims and ours.
+"""The paper's tables and figure as data, with published values; the claims are in `claims.py`.
 
 Source: Primus, Koutini and Widmer 2023, Tables 1 and 2, Figure 2. A fine-tuned row is two runs: its pre-training, which
 is its Parent, and five epochs on Clotho. PaSST-S leaves out three rows of patches in training, as the published scripts

@@ -151,6 +151,9 @@ def test_the_example_is_one_that_a_forecaster_of_its_size_reads():
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         assert np.array_equal(weather.images_of(body, (4, 11, 36, 36)), arrays["images"], equal_nan=True)
         assert arrays["truth"].shape == (32, 36, 36) and set(np.unique(arrays["truth"])) <= {0, 1, 2}
-    for about in ({**web.WEATHER, "size": 252}, {**web.WEATHER, "regions": ["roxi_0007"]}, {}):
+    elsewhere = {**web.WEATHER, "regions": ["roxi_0007"]}
+    network = web.application([Model(task="weather", name="x", sha256="a", about=elsewhere)])
+    assert ask(network, "GET", "/v1/weather/example")[0] == 200, "a network forecasts any region"
+    for about in ({**web.WEATHER, "size": 252}, {**elsewhere, "config": {"model": "climatology"}}, {}):
         other = web.application([Model(task="weather", name="x", sha256="a", about=about)])
         assert problem(ask(other, "GET", "/v1/weather/example"))[0] == 404

@@ -350,6 +350,15 @@ def test_the_retrievals_three_rows_are_views_of_one_training(tmp_path, monkeypat
     assert [need.view.motion for need in needs] == ["none", "optical_flow", "pysteps"]
 
 
+def test_pysteps_is_held_against_the_network_over_all_and_by_lead_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(import_module("retable.tasks.weather.scales"), "find_spec", lambda name: object())
+    (claim,) = [each for each in TABLES["table1"].claims if "pysteps" in each.text]
+    assert claim.ours and claim.check.keywords["rows"] == (tables.CONTEXT_TUNED, tables.MOVED_BY_PYSTEPS)
+    drawn = {row.label for row in scaled(tables.VERIFICATION, SCALES["small"]).rows if not row.absent}
+    compared = (tables.CONTEXT_TUNED, tables.PERSISTENCE, tables.MOVED, tables.MOVED_BY_PYSTEPS)
+    assert {row.label for row in compared} <= drawn and len(drawn) <= len(figures.STYLES)
+
+
 def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():
     events = np.zeros((2, 12, 12), np.uint8)
     events[0, :6] = 1
@@ -387,7 +396,7 @@ def test_verification_draws_the_scores_that_are_computed_with_an_interval():
     assert np.allclose(lead[:, 0], [0.25, 0.5, 0.75, 1])
     assert np.allclose(lead[:, 1], [expected[f"iou/lead/{minutes:03d}"] for minutes in (15, 30, 45, 60)])
     widths = drawing.axes[4].lines[0].get_ydata()
-    assert np.allclose(widths, [expected[f"fss/{km}km"] for km in (2, 6, 18, 24)])
+    assert np.allclose(widths, [expected[f"fss/{width}px"] for width in (1, 3, 9, 12)])
     assert drawing.axes[3].get_xticklabels()[0].get_text() == "2019 boxi_0015"
     assert len(drawing.axes) == 8 and [text.get_text() for text in drawing.legends[0].get_texts()] == ["swin"]
 

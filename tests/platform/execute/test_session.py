@@ -96,6 +96,52 @@ def test_a_cluster_that_grows_counts_for_what_it_may_become(machine, monkeypatch
 
 
 @pytest.fixture
+def pod(monkeypatch, tmp_path):
+    """Be a pod of the cluster `retable`, which has a head alone; return what sets the answer of the API server."""
+    monkeypatch.setattr(cluster, "cluster_resources", lambda: {"CPU": 0.0})
+    monkeypatch.setattr(cluster, "SERVICE_ACCOUNT", str(tmp_path))
+    monkeypatch.setenv("RAY_CLUSTER_NAME", "retable")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "namespace").write_text("research\n")
+
+    def answers(answer):
+        def get(client, path):
+            assert client._namespace == "research" and path == "rayclusters/retable"
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        cluster.scheduled.cache_clear()
+        monkeypatch.setattr("ray.autoscaler._private.kuberay.node_provider.KubernetesHttpApiClient.get", get)
+
+    yield answers
+    cluster.scheduled.cache_clear()
+
+
+def test_a_cluster_of_pods_counts_for_what_its_autoscaler_may_start(pod, capsys):
+    content = yaml.safe_load((ROOT / "docs" / "kuberay" / "raycluster.yaml").read_text())
+    content["metadata"]["namespace"] = "research"
+    pod(content)
+    found = cluster.possible_resources()
+    assert (found["CPU"], found["GPU"]) == (4 * 15 + 8 * 15, 8) and cluster.autoscales()
+    cluster.check_room("GPU", 8)
+    content["spec"]["enableInTreeAutoscaling"] = False
+    pod(content)
+    assert cluster.possible_resources() == {"CPU": 0.0} and not cluster.autoscales()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_service_account_that_may_not_read_its_cluster_is_one_line(pod, capsys):
+    pod(OSError("403 Client Error: Forbidden"))
+    assert cluster.possible_resources() == {"CPU": 0.0}
+    with pytest.raises(UserError, match="the cluster has 0"):
+        cluster.check_room("CPU", 1)
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith("note: Kubernetes does not say how far retable may grow; it is taken as it is (OSError: 403")
+    assert said.count("note:") == 1
+
+
+@pytest.fixture
 def silence():
     """The address of a port that takes connections and never answers: a tunnel whose other end is gone."""
     with socket.create_server(("0.0.0.0", 0)) as server:
