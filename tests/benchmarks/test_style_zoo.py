@@ -2,14 +2,15 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks import style_zoo
-from benchmarks.style_zoo_train import PRICES, RECIPES, Goals, Photographs, running_mean, train
+from benchmarks import style_zoo, style_zoo_train
+from benchmarks.style_zoo_train import PRICES, RECIPES, Goals, Photographs, Stage, Training, fresh, running_mean, train
 from retable.platform.errors import UserError
 from retable.tasks.style.cli import app
 from retable.tasks.style.files import images
@@ -55,15 +56,33 @@ def test_a_training_that_is_done_is_left_as_it_is(made, shared, capsys):
     assert {file.name: file.read_bytes() for file in made.glob("*.safetensors")} == before
 
 
-def test_a_training_continues_where_it_was_stopped(made, shared, tmp_path):
-    """One step and then another are two steps: random numbers are drawn by step, and all else is kept."""
-    one = replace(TINY, evened=False)
-    train("the_scream", tmp_path, shared, 0, 1, one)
-    first = torch.load(tmp_path / "the_scream.network.state", weights_only=True)
-    train("the_scream", tmp_path, shared, 0, 2, one)
-    state = torch.load(tmp_path / "the_scream.network.state", weights_only=True)
-    assert first["at"][0] == 1 and state["at"][0] == 2
-    assert all(each["step"] == 2 for each in state["optimizer"]["state"].values())
+def lesson(stop, goals, heard, photographs, rng, pace):
+    """Learn photographs upside down, in noise; a loss's weight follows a goal. `stop` ends the training there."""
+    if stop.pop() == "stop":
+        raise KeyboardInterrupt
+    noisy = photographs + 0.1 * torch.from_numpy(rng.standard_normal(tuple(photographs.shape), np.float32))
+    found = (heard(noisy.clamp(0, 1)).made - photographs.flip(2)).square().mean()
+    return goals({"tone": found}, 0.5)
+
+
+def test_a_training_continues_where_it_was_stopped(shared, tmp_path, monkeypatch):
+    """Its numbers are those of a training that was never stopped."""
+    monkeypatch.setattr(style_zoo_train, "SAVED", -1.0)
+    stage = Stage(name="x", rate=1e-2, lattice=0, batch=1, size=64, decay=0.9, steps=4)
+    photographs = Photographs(shared, TINY, "cpu")
+
+    def trained(file, stop):
+        goals = Goals({"tone": 0.1})
+        training = Training(fresh(4), stage, tmp_path / file, goals, "cpu")
+        made = training.run(partial(lesson, stop, goals), photographs)
+        return [*made.parameters(), goals.log, goals.mean]
+
+    whole = trained("whole.state", [""] * 4)
+    with pytest.raises(KeyboardInterrupt):
+        trained("stopped.state", ["stop", "", ""])
+    rest = ["", ""]
+    assert all(map(torch.equal, trained("stopped.state", rest), whole)) and not rest
+    assert any(not torch.equal(*each) for each in zip(whole, fresh(4).parameters(), strict=False))
 
 
 def test_a_folder_of_another_training_is_refused(made, shared):
