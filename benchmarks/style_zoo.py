@@ -19,7 +19,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -85,9 +85,16 @@ def shared() -> Path:
 
 
 def held(count: int) -> dict[str, Pixels]:
-    """Return the first photographs that judge, by name, as JPEG of quality 90 has them: so they were judged first."""
-    found = {}
-    for file in sorted((shared() / "data/style/bsds500").glob("test_*.jpg"))[PHOTOGRAPHS][:count]:
+    """Return the first photographs that judge, by name, as JPEG of quality 90 has them: the form they were judged in.
+
+    Raises:
+        UserError: where they are not there.
+    """
+    found, folder = {}, shared() / "data/style/bsds500"
+    files = sorted(folder.glob("test_*.jpg"))[PHOTOGRAPHS][:count]
+    if len(files) < count:
+        raise UserError(f"{folder}: too few test_*.jpg; all 200 test photographs of BSDS500 belong there")
+    for file in files:
         encoded = io.BytesIO()
         Image.fromarray(images.read(file).pixels).save(encoded, "JPEG", quality=90)
         found[file.stem] = images.read(encoded.getvalue()).pixels
@@ -100,7 +107,7 @@ def painting(name: str) -> Pixels:
 
 
 def judge_network() -> BackboneNetwork:
-    """Return the trained SqueezeNet, by which no network was trained."""
+    """Return the trained SqueezeNet, which trained no network."""
     with tempfile.TemporaryDirectory(prefix="retable-bench-") as folder:
         return backbone(str(shared() / "weights/style/squeezenet1_0_compressed.net"), Storage.open(folder))
 
@@ -164,7 +171,7 @@ def measure_network(
 
 
 def measure_networks(
-    networks: Iterator[tuple[str, str, TransformerNetwork]], photographs: Mapping[str, Pixels]
+    networks: Iterable[tuple[str, str, TransformerNetwork]], photographs: Mapping[str, Pixels]
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return the measures of networks, photograph by photograph."""
     judge, found = judge_network(), {}
@@ -240,10 +247,8 @@ def frame_rates() -> dict[str, dict[str, float]]:
     return found
 
 
-def measure_all(count: int) -> dict[str, Any]:
-    """Return what `style_zoo.json` holds, of so many photographs."""
-    torch.set_num_threads(1)
-    photographs = held(count)
+def measure_all(photographs: Mapping[str, Pixels]) -> dict[str, Any]:
+    """Return what `style_zoo.json` holds."""
     return {
         "what": "measures of retable.tasks.style.apply.judge by photograph of BSDS500's test set, 481 pixels; sliver: "
         f"pixels of the largest; flicker on {len(list(photographs)[MOVED])}; seconds: processor time of one thread",
@@ -268,11 +273,14 @@ def judge(names: Sequence[str], count: int) -> None:
     Raises:
         UserError: where a file is no network of the task's paintings, or photographs or the judge are missing.
     """
+    torch.set_num_threads(1)
     if not names:
-        RESULTS.write_text(as_text(measure_all(count)))
+        RESULTS.write_text(as_text(measure_all(held(HELD))))
         print(RESULTS)
         return
-    networks = (each for name in names for each in read_networks(zoo().get(name, Path(name))))
+    shipped = zoo()
+    files = [(shipped[name], name) if name in shipped else (Path(name), "") for name in names]
+    networks = (each for file, label in files for each in read_networks(file, label))
     print(as_text({"networks": measure_networks(networks, held(count))}), end="")
 
 
@@ -289,7 +297,14 @@ def main(words: Sequence[str]) -> None:
     training.add_argument("--steps", type=int, default=0, help="of each stage, in place of seconds")
     judging = commands.add_parser("judge", help="measure networks on photographs that trained none")
     judging.add_argument("network", nargs="*", help="names of the zoo, or files; none: all, written to style_zoo.json")
-    judging.add_argument("--photographs", type=int, default=HELD, help=f"how many judge ({HELD})")
+    judging.add_argument(
+        "--photographs",
+        type=int,
+        default=HELD,
+        choices=range(1, HELD + 1),
+        metavar="N",
+        help=f"how many judge those that are named ({HELD})",
+    )
     given = parser.parse_args(words)
     try:
         if given.command == "train":

@@ -240,7 +240,7 @@ class Photographs:
 
 
 Lesson = Callable[[Heard, Image, np.random.Generator, float], dict[str, Tensor]]
-"""Gives the weighed losses of a network on a batch, in whose stage a share is done."""
+"""Gives the weighed losses of a network on a batch: of what it draws, and by how much weights with a goal may move."""
 
 
 class Training:

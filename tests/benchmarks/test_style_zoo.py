@@ -115,6 +115,14 @@ def test_without_the_photographs_the_command_ends_in_a_line(monkeypatch):
             style_zoo.main(words)
 
 
+def test_a_folder_without_the_photographs_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("RETABLE_SHARED", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"data/style/bsds500: too few test_\*.jpg"):
+        style_zoo.main(["judge", "great_wave", "--photographs", "1"])
+    with pytest.raises(UserError, match=r"data/style/bsds500: no train_\*.jpg or val_\*.jpg"):
+        Photographs(tmp_path, TINY, "cpu")
+
+
 def test_a_file_of_no_painting_is_refused(shared):
     file = shared / "weights/style/v2_wave_lengstrom_layout.safetensors"
     with pytest.raises(SystemExit, match="its metadata name none of the paintings great_wave"):
