@@ -1,4 +1,4 @@
-"""The paper's table and figures as data, with its published values, its claims and ours.
+"""The paper's table and figures as data, with published values; the claims are in `claims.py`.
 
 Source: Shen and Wang, Table I, Figures 1-8, sections V and VI. The paper compares by eye on one photograph; our rows
 are repeated over three, so that a claim rests on an interval. Version 1 reads no training pictures: its rows need only
