@@ -124,7 +124,9 @@ def _check_chosen(chosen: object, hint: object, path: str, below: Mapping[str, o
         for kind in typing.get_args(hint)
         if isinstance(kind, type) and dataclasses.is_dataclass(kind)
     }
-    for name in {inner.partition(".")[0] for inner in below} - {*getattr(chosen, "__dataclass_fields__", ())}:
+    for name in dict.fromkeys(inner.partition(".")[0] for inner in below):
+        if name in getattr(chosen, "__dataclass_fields__", ()):
+            continue
         having = [choice_name(kind) for kind, names in fields.items() if name in names]
         if having:
             choices = " or ".join(f"{path}={choice}" for choice in having)
@@ -333,7 +335,7 @@ def naming(config: object) -> dict[str, object]:
 
 
 def fingerprint(task: str, version: int, config: object) -> str:
-    """Return the name of a config's run: 16 hexadecimal digits of a hash over task, version and every field.
+    """Return the name of a config's run: 16 hexadecimal digits of a hash over task, version and fields.
 
     A parent enters by its own fingerprint; a field that was `added` and has its default does not.
     """

@@ -175,8 +175,8 @@ class Pods:
         return machine.call("bash", "-c", " && ".join(probes), env=env, user=user)[0] == 0
 
     def ask(self, method, url, body=None, token="", machine=None, **headers):
-        """Send a request from the operator; return its status and what came back."""
-        words = ["curl", "-s", "-m", "60", "-X", method, "-w", "\n%{http_code}", url]
+        """Send a request from the operator; return its status, 0 where none came in time, and what came back."""
+        words = ["curl", "-s", "-m", "30", "-X", method, "-w", "\n%{http_code}", url]
         words += ["-H", f"Authorization: Bearer {token}"] if token else []
         words += ["-H", "Content-Type: application/json", "-d", json.dumps(body)] if body is not None else []
         for header, value in headers.items():

@@ -87,7 +87,7 @@ def test_the_service_starts_answers_and_survives_the_loss_of_its_worker(network,
     config = yaml.safe_load(said["serveConfigV2"].replace("DIGEST", digest))
     place = f"{DASHBOARD}/api/serve/applications/"
     assert pods.ask("PUT", place, config)[0] in (401, 403)
-    assert pods.ask("PUT", place, config, TOKEN)[0] == 200
+    pods.until(lambda: pods.ask("PUT", place, config, TOKEN)[0] == 200)  # as the operator does, again and again
 
     def runs():
         told = json.loads(pods.ask("GET", place, token=TOKEN)[1])["applications"].get("retable", {})

@@ -29,7 +29,7 @@ def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
     from retable.platform.report.write import shipped_sections
 
     own = list(filled.values())
-    shipped = [part for part in shipped_sections(storage, storage / "report", own) if part.name in filled]
+    shipped = [part for part in shipped_sections(storage, storage / "report") if part.name in filled]
     scale = own[0].scale
     shown = Grid(box=None, padding=(0, 1))
     for title in ("", "filled here", "a number to look at", scale, *(["small"] if shipped else []), "published"):

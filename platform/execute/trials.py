@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from retable.platform import ray_compat
@@ -418,7 +419,7 @@ def _each_worker(needs: Requirements) -> dict[str, float]:
 
 
 def _ray_storage(launch: Launch) -> dict[str, Any]:
-    """Return where Ray keeps its state while it runs: beside ours, so that every node sees it."""
+    """Return where Train keeps the state of its groups while they run: beside ours, so that every node sees it."""
     storage = launch.storage
     return {
         "storage_path": f"{storage.root}/{launch.scratch}",
@@ -509,14 +510,14 @@ def fit(
         return tune.PlacementGroupFactory([{k: v for k, v in tune_request(needs(spec)).items() if v}])
 
     try:
-        with disk_errors(str(launch.storage)):
+        with TemporaryDirectory(prefix="retable-tune-") as local, disk_errors(local):
             tuner = tune.Tuner(
                 tune.with_resources(tune.with_parameters(trainable, launch=launch), request),
                 param_space=dict(trainable_space),
                 tune_config=tune.TuneConfig(reuse_actors=reuse, **tune_config),
                 run_config=tune.RunConfig(
                     name="tune",
-                    **_ray_storage(launch),
+                    storage_path=local,  # Tune's own notes, which the driver alone writes and nobody reads
                     verbose=0,
                     callbacks=[watch.callback()],
                     failure_config=tune.FailureConfig(max_failures=attempts.DEATHS),
@@ -529,7 +530,7 @@ def fit(
             preemption.give_notice(watch.running)
         raise
     finally:
-        launch.storage.remove(launch.scratch)  # Ray's own state is never read, nor is that of Train in the trials
+        launch.storage.remove(launch.scratch)  # what Train kept of its groups is never read
 
 
 def concurrent(needs: Requirements) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -30,8 +28,6 @@ MADE = ("command", "commit", "versions", "started")
 """What is taken over from a run's provenance."""
 ITS_OWN = ("data", "init")
 """Fields that a file does not carry: what a run read and started from is not there on another machine."""
-DEFAULT_SCALE = "smoke"
-"""What `retable train`, `sweep` and `reproduce` run at where they name none."""
 
 
 def about(run: TrainedRun, epoch: int = 0, **more: object) -> Record:
@@ -82,14 +78,13 @@ def scale_of(run: TrainedRun) -> str:
     it is the largest of the task's whose whole numbers (epochs, steps, widths) the run has at least.
     """
     made = run.folder.provenance()
-    named, changed = (made["scale"], made["changed"]) if "scale" in made else _of_command(str(made.get("command", "")))
-    scales = run.task.scales() if named else {}
+    named, scales = str(made.get("scale", "")), run.task.scales()
     if named not in scales:
         return ""
     sizes = {field for scale in scales.values() for field in {**scale.overrides, **scale.start}}
-    changed = sizes & set(changed)
+    changed = sizes & set(made["changed"])
     if not changed or not _smaller(run, named, changed):
-        return str(named)
+        return named
     return next((name for name in reversed(list(scales)) if not _smaller(run, name, sizes)), "")
 
 
@@ -98,16 +93,6 @@ def _smaller(run: TrainedRun, scale: str, fields: Iterable[str]) -> bool:
     own, wanted = flatten(run.config), flatten(config_at(run.task, scale, {}))
     pairs = [(own.get(field), wanted.get(field)) for field in fields]
     return any(type(a) is int and type(b) is int and a < b for a, b in pairs)
-
-
-def _of_command(command: str) -> tuple[str, list[str]]:
-    """Return the scale and changed fields named in a command, for runs that recorded nothing else."""
-    words = re.sub(r"(?<=\s)(--scale|--set)=", r"\1 ", command).split()
-    if not {"train", "sweep", "reproduce"} & set(words):
-        return "", []
-    pairs = list(itertools.pairwise(words))
-    named = [after for word, after in pairs if word in ("--scale", "-s")]
-    return named[-1] if named else DEFAULT_SCALE, [after.partition("=")[0] for word, after in pairs if word == "--set"]
 
 
 def sealed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:

@@ -45,8 +45,6 @@ from retable.platform.text import and_more
 if TYPE_CHECKING:
     import pandas as pd
 
-USAGE = ("seconds", "cpu_seconds", "gpu_seconds", "peak_memory", "peak_gpu_memory")
-"""What is told of a run's cost, as `result.json` has it."""
 SHOWN = 3
 """Pairs of epochs that a row's label names at most."""
 
@@ -430,7 +428,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, Record]:
             result = folder.result() or {}
             states[folder.fingerprint] = {
                 "task": task.name,
-                "usage": {key: result[key] for key in USAGE if isinstance(result.get(key), (int, float))},
+                "usage": {"seconds": result.get("seconds", 0.0), **(result.get("used") or {})},
                 "curves": notebook.curves(folder.history())[:1],
                 "command": train_line(task, config),
                 "config": flatten(config),

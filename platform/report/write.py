@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
@@ -136,11 +136,17 @@ def complete(
     return filled
 
 
-def sections(storage: Storage, into: Storage) -> list[FilledTable]:
-    """Return every table requested on a storage, filled; tables that cannot be filled are named and left out."""
+def sections(storage: Storage, into: Storage, without: Collection[str] = ()) -> list[FilledTable]:
+    """Return every table requested on a storage, filled; tables that cannot be filled are named and left out.
+
+    Args:
+        storage: where the requests are.
+        into: the folder of the tables' files, which are written anew.
+        without: names of files of requests that are left out.
+    """
     parts = []
     with storage.snapshot() as snapshot:
-        for file in storage.list("tables"):
+        for file in [each for each in storage.list("tables") if each not in without]:
             try:
                 request = read_request(storage, f"tables/{file}")
                 kept = _kept_section(request, into, snapshot)
@@ -150,11 +156,11 @@ def sections(storage: Storage, into: Storage) -> list[FilledTable]:
     return parts
 
 
-def shipped_sections(storage: Storage, into: Storage, own: Sequence[FilledTable]) -> list[FilledTable]:
-    """Return the tables that `measured.take_in` filled; those that the user filled at the same scale are left out."""
-    there = {slug_of(part) for part in own}
+def shipped_sections(storage: Storage, into: Storage) -> list[FilledTable]:
+    """Return the tables that `measured.take_in` filled, but those that the user requested at the same scale."""
+    own = storage.list("tables")
     places = [storage / f"measured/{name}" for name in storage.list("measured")]
-    return [part for place in places for part in sections(place, into) if part.filled and slug_of(part) not in there]
+    return [part for place in places for part in sections(place, into, without=own) if part.filled]
 
 
 def kept_tables(storage: Storage) -> list[FilledTable]:
@@ -263,8 +269,7 @@ def write_report(
     """
     into = into or storage / "report"
     if parts is None:
-        own = sections(storage, into)
-        parts = [*own, *shipped_sections(storage, into, own)]
+        parts = [*sections(storage, into), *shipped_sections(storage, into)]
     parts = in_order(parts)
     papers = [paper.name for paper in papers_of(parts) if "small" in paper.scales and findings(paper.name)]
     found = [f"**{name}**, found at small: {as_text(findings(name))}\n" for name in papers]

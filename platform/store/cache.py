@@ -258,11 +258,9 @@ def current(filesystem: fs.FileSystem, path: str) -> tuple[Snapshot, str] | None
 
 @contextmanager
 def take(filesystem: fs.FileSystem, root: str) -> Iterator[Snapshot]:
-    """Answer this thread's reads below `root` from one snapshot in the block; nested calls share it.
-
-    The outermost decides: what is asked of another storage meanwhile is read as ever.
-    """
-    taken = _current.get() or Snapshot(filesystem, root)
+    """Answer this thread's reads below `root` from one snapshot in the block; nested calls below it share it."""
+    outer = _current.get()
+    taken = outer if outer and outer.path_of(filesystem, root) is not None else Snapshot(filesystem, root)
     before = _current.set(taken)
     try:
         yield taken

@@ -1,4 +1,4 @@
-"""The paper's tables and figure as data, with its published values, its claims and ours.
+"""The paper's tables and figure as data, with published values; the claims are in `claims.py`.
 
 Source: Belousov, Polezhaev, Pulfer 2022, Tables 1 and 2, Figure 1. The paper counts epochs from 0, views count from 1:
 its "Epoch 3" is `view.epoch=4`. Batches are those of the authors' configurations. How long ViViT was trained is not

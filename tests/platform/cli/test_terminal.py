@@ -55,7 +55,7 @@ def folder_of(storage, **changes):
 
 
 def scratch(storage):
-    return list(Path(storage, ".ray").iterdir())
+    return list(Path(storage).glob(".ray/*"))
 
 
 @pytest.mark.parametrize(("command", "folder"), [(["no-such-command"], "."), (["true"], "/no/such/folder")])

@@ -262,6 +262,12 @@ class Trap:
         return os.mkdir, (self.path,)
 
 
+def test_tune_keeps_nothing_on_the_storage(cluster, tmp_path):
+    (tmp_path / ".ray").write_text("no folder")  # whatever Tune wrote there would fail
+    run = retable.train("line", storage=str(tmp_path))
+    assert run.metrics["step"] == 24
+
+
 @pytest.mark.slow
 def test_pickles_that_others_put_where_ray_keeps_its_state_are_not_opened(cluster, tmp_path, monkeypatch):
     known, trap, where = uuid.UUID(int=1), str(tmp_path / "trapped"), tmp_path / "planted"

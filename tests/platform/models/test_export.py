@@ -20,32 +20,17 @@ def run(tmp_path, changes, made, scale="paper"):
 
 
 @pytest.mark.parametrize(
-    ("command", "changes", "wanted"),
-    [
-        ("retable train rl -s small", {"epochs": 3, "steps": 1000}, "small"),
-        ("retable reproduce rl --scale=small --set batch=50", {"batch": 50}, "small"),
-        ("retable train rl", {"epochs": 1, "steps": 10}, "smoke"),
-        ("retable train rl --scale paper --set prune=snip", {"prune": "snip"}, "paper"),
-        ("retable train rl --scale paper --set epochs=10 --set steps=1000", {"epochs": 10, "steps": 1000}, "small"),
-        ("retable train rl --scale paper --set=epochs=1", {"epochs": 1, "steps": 10}, "smoke"),
-        ("retable train rl --scale paper --set steps=9", {"epochs": 1, "steps": 9}, ""),
-        ("retable train rl --scale small --set epochs=20", {"epochs": 20, "steps": 1000}, "small"),
-        ("notebook.py", {}, ""),
-    ],
-)
-def test_older_runs_are_of_the_scale_that_their_command_names_unless_it_made_them_smaller(
-    tmp_path, command, changes, wanted
-):
-    assert scale_of(run(tmp_path, changes, {"command": command})) == wanted
-
-
-@pytest.mark.parametrize(
     ("made", "changes", "wanted"),
     [
         ({"scale": "small", "changed": []}, {"epochs": 3, "steps": 1000}, "small"),
         ({"scale": "small", "changed": ["prune"]}, {"epochs": 2, "steps": 1000}, "small"),  # its row's own epochs
         ({"scale": "paper", "changed": ["epochs"]}, {"epochs": 10, "steps": 1000}, "small"),
+        ({"scale": "small", "changed": ["batch"]}, {"batch": 50}, "small"),
+        ({"scale": "small", "changed": ["epochs"]}, {"epochs": 20, "steps": 1000}, "small"),
+        ({"scale": "paper", "changed": ["epochs"]}, {"epochs": 1, "steps": 10}, "smoke"),
+        ({"scale": "paper", "changed": ["steps"]}, {"epochs": 1, "steps": 9}, ""),
         ({"scale": "", "changed": []}, {}, ""),
+        ({}, {}, ""),
         ({"scale": "huge", "changed": []}, {}, ""),
     ],
 )

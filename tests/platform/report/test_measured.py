@@ -50,15 +50,25 @@ def test_the_page_shows_here_small_and_published_side_by_side(both):
 
 
 def test_what_came_along_is_apart_from_the_users_runs(both, monkeypatch):
-    storage, own, _ = both
+    storage, *_ = both
     assert [part.scale for part in sections(storage, storage / "report")] == ["quick"]
     runs = [RunFolder(storage, "line", run).outcome() for run in storage.list("runs/line")]
     assert runs and all("bundle" not in run for run in runs)
-    (shipped,) = shipped_sections(storage, storage / "report", [own])
-    assert shipped.scale == "small" and not shipped_sections(storage, storage / "report", [shipped])
+    (shipped,) = shipped_sections(storage, storage / "report")
+    assert shipped.scale == "small"
     monkeypatch.setattr(measured, "unpack", lambda file, place: pytest.fail("it was taken in before"))
     monkeypatch.setattr(measured, "keep_section", lambda *given: pytest.fail("it was filled before"))
     measured.take_in([TABLE], storage)
+
+
+def test_the_users_own_results_stay_where_the_same_scale_came_along(both):
+    storage, *_ = both
+    filled_line(storage, "small")
+    files = {name: storage.read(f"report/{name}") for name in storage.list("report") if "-small." in name}
+    assert "line-table1-small.json" in files
+    write_report(storage)
+    assert {name: storage.read(f"report/{name}") for name in files} == files
+    assert not shipped_sections(storage, storage / "report")
 
 
 def test_verdicts_are_of_the_larger_scale_where_it_tests_a_claim(both):
@@ -75,7 +85,7 @@ def test_verdicts_are_of_the_larger_scale_where_it_tests_a_claim(both):
 
 def test_the_summary_has_a_line_a_paper_with_its_key_number(both):
     storage, own, _ = both
-    (shipped,) = shipped_sections(storage, storage / "report", [own])
+    (shipped,) = shipped_sections(storage, storage / "report")
     key = KeyNumber("table1", "fast", "RMSE", "error of the fast one")
     keyed = replace(own, key_number=key)
     (line,) = lines([keyed], [shipped])

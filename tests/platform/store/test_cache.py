@@ -115,3 +115,12 @@ def test_each_thread_has_its_own_snapshot(filled, tmp_path):
         inherits.start()
         inherits.join()
     assert seen[-1] is False
+
+
+def test_a_snapshot_of_another_storage_in_a_block_is_its_own(filled, tmp_path):
+    other = Storage.open(tmp_path / "other")
+    other.write_json("runs/line/a/result.json", {"n": 3})
+    with filled.snapshot() as outer, other.snapshot() as inner:
+        assert (outer.root, inner.root) == (filled.root, other.root)
+        with (other / "runs").snapshot() as below:
+            assert below is inner

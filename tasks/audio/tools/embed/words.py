@@ -100,6 +100,7 @@ class Words:
 
 def _gelu(values: Array) -> Array:
     """Return x P(X < x) of the normal distribution; NumPy has no error function, Python does."""
+    # scipy.special.ndtr: 10 instead of 63 ms for the 12 layers of a query, but its import takes several times as long.
     erf = np.asarray(np.frompyfunc(math.erf, 1, 1)(values / math.sqrt(2)), np.float32)
     return values * np.float32(0.5) * (1 + erf)
 
