@@ -217,7 +217,10 @@ def gpu_work(config: Config) -> tuple[str, float] | None:
 
 
 def sample_cost(config: Config) -> float:
-    """Return seconds of one CPU core for one sample forward and backward, roughly; its size is read off the name."""
+    """Return seconds of one CPU core for one sample forward and backward, roughly.
+
+    The images' width is read off the name `generated-<width>`; 252 pixels for any other data, which may be narrower.
+    """
     digits = re.match(r"generated-(\d+)", config.data)
     size = int(digits[1]) if digits else 252
     area = (size / 36) ** 2

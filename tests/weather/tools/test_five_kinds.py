@@ -80,7 +80,7 @@ def write(kind, folder, time, rate, factor, minutes):
 
 def reading(kind, path):
     """Read a file as its provider's manual says, without the package: mm/h on 2 km, NaN where something is missing."""
-    minutes = 5
+    minutes, unseen = 5, {"opera": 255, "fmi": 255, "knmi": 65535, "bom": -32768, "crr": 65535}[kind]
     if kind == "fmi":
         data = gzip.decompress(path.read_bytes())
         width, height = map(int, re.search(rb"\n(\d+) (\d+)\n255\n", data).groups())
@@ -91,6 +91,7 @@ def reading(kind, path):
             raw = file[keys.get(kind, "crr_intensity")][:]
             if kind == "bom":
                 minutes = float(file["valid_time"][()] - file["start_time"][()]) / 60
+                unseen = file["precipitation"].attrs["_FillValue"][0]  # -1 in prcp-c10, -32768 in prcp-cscn
     rate = {
         "opera": lambda: (10 ** ((raw * 0.5 - 32) / 10) / 200) ** 0.625 * (raw > 0),
         "fmi": lambda: (10 ** ((raw * 0.5 - 32) / 10) / 223) ** (1 / 1.53) * (raw > 0),
@@ -98,7 +99,7 @@ def reading(kind, path):
         "bom": lambda: raw * 0.05 * 60 / minutes,
         "crr": lambda: raw * 0.1,
     }[kind]()
-    rate = np.where(raw == {"opera": 255, "fmi": 255, "knmi": 65535, "bom": -32768, "crr": 65535}[kind], np.nan, rate)
+    rate = np.where(raw == unseen, np.nan, rate)
     factor = KINDS[kind][1]
     height, width = (side // factor for side in raw.shape)
     return rate[: height * factor, : width * factor].reshape(height, factor, width, factor).mean((1, 3))
