@@ -1,7 +1,8 @@
 """Measure ratios against a named reference, both in this process, and keep them with machine and versions.
 
 `python -m benchmarks [name ...]`, or `make bench` for all, prints each result and writes it to
-`benchmarks/results/<name>.json`. `python -m benchmarks gpu` is one by itself (`benchmarks/gpu/`): what a GPU gives.
+`benchmarks/results/<name>.json`. Two are by themselves: `python -m benchmarks gpu` (`benchmarks/gpu/`), what a GPU
+gives, and `python -m benchmarks style_zoo` (`benchmarks/style_zoo.py`), how style's zoo is made and judged.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ BENCHMARKS = (
 def main(words: list[str]) -> None:
     """Run the named benchmarks, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=f"{__doc__}".partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"gpu, or some of {', '.join(BENCHMARKS)}; none: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"gpu, style_zoo, or some of {', '.join(BENCHMARKS)}; none: all"
+    )
     names = parser.parse_args(words).names
     for name in names:
         if name not in BENCHMARKS:
@@ -66,6 +69,6 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["gpu"]:
-        sys.exit(import_module("benchmarks.gpu").main(sys.argv[2:]))
+    if sys.argv[1:2] in (["gpu"], ["style_zoo"]):
+        sys.exit(import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:]))
     main(sys.argv[1:])

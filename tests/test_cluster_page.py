@@ -1,7 +1,9 @@
 """docs/cluster.md: every refusal of the cluster's code has its line, and its commands are those of the command line."""
 
 import ast
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,14 @@ def test_what_rl_costs_on_the_page_is_what_the_command_prints(monkeypatch, tmp_p
     assert money in printed and clock in printed, (
         f"docs/cluster.md says {money} USD, {clock}; printed: {printed[-900:]}"
     )
+
+
+def test_a_head_whose_address_is_not_known_is_told(tmp_path):
+    """`getent` ends with status 2, and the script ends at whatever fails."""
+    for name, text in {"getent": "exit 2", "scontrol": "echo node7; echo node8", "ray": "exit 0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "SLURM_JOB_ID": "1"}
+    script = ["bash", str(ROOT / "docs/slurm/retable.sbatch"), "doctor"]
+    ran = subprocess.run(script, env=variables | {"SLURM_JOB_NODELIST": "node[7-8]"}, capture_output=True, text=True)
+    assert ran.returncode != 0 and "the address of node node7 is not known" in ran.stderr

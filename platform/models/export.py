@@ -78,13 +78,13 @@ def scale_of(run: TrainedRun) -> str:
     it is the largest of the task's whose whole numbers (epochs, steps, widths) the run has at least.
     """
     made = run.folder.provenance()
-    named, scales = made.get("scale"), run.task.scales()
+    named, scales = str(made.get("scale", "")), run.task.scales()
     if named not in scales:
         return ""
     sizes = {field for scale in scales.values() for field in {**scale.overrides, **scale.start}}
     changed = sizes & set(made["changed"])
     if not changed or not _smaller(run, named, changed):
-        return str(named)
+        return named
     return next((name for name in reversed(list(scales)) if not _smaller(run, name, sizes)), "")
 
 

@@ -134,6 +134,13 @@ class Storage:
         names = [info.base_name for info in infos if info.type == fs.FileType.Directory]
         return sorted(name for name in names if not name.startswith("."))
 
+    def files(self, path: str) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield every file below a folder, by its path from there, with its size and time (ns)."""
+        if self.is_local:  # as it is walked: there may be a million
+            return snapshot.listed(self.filesystem, self._path(path))
+        with disk_errors(self._name(path)):
+            return iter(self.retried(path, lambda: [*snapshot.listed(self.filesystem, self._path(path))]))
+
     @patient
     def read(self, path: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError where there is none."""

@@ -194,7 +194,7 @@ def needs_standardized(method: str, name: str) -> list[Claim]:
     ours, raw = pruned(method, 0.95), pruned(method, 0.95, "raw")
     higher = ((ours, 1), (raw, -1))
     more = (*higher, (DENSE, -1), (DENSE_RAW, 1))
-    text = f"Without standardized states {name} at 95 % leaves inputs without a path to the output."
+    text = f"Without standardized states {name} at 95 % leaves inputs of the decoder without a path to the output."
     return [
         Claim(text=text, check=partial(leaves_blind, ours=ours, raw=raw), ours=True),
         *(

@@ -189,3 +189,14 @@ def test_the_sweep_covers_the_sparsities_of_the_paper():
 def test_the_sweep_optimises_what_every_data_set_has():
     """A share of the behaviour's return has no sign, or is not there, where that return is not above 0."""
     assert find_space("rl").metric == "return"
+
+
+def test_the_sweep_of_learning_rates_gives_each_method_the_same_ones():
+    points = find_space("rl_learning_rate").points()
+    rates = {(point["prune"], point["seed"], point["view.policy"]): set() for point in points}
+    for point in points:
+        rates[point["prune"], point["seed"], point["view.policy"]].add(point["learning_rate"])
+    assert {prune for prune, _, _ in rates} == {"dense", "snip", "grasp"} and len(rates) == 3 * 3 * 2
+    assert all(each == {0.0003, 0.001, 0.003} for each in rates.values()) and len(points) == 3 * len(rates)
+    config = TASK.config()
+    assert config.learning_rate == 0.001 and Snip().sparsity == Grasp().sparsity == 0.95

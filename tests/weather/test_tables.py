@@ -48,11 +48,16 @@ def test_the_papers_eighteen_rows_need_thirteen_trainings(tmp_path):
 
 def test_paper_rows_have_the_papers_faults_and_ours_have_not(tmp_path):
     plan = api.plan("weather/table1", scale="paper", storage=str(tmp_path))
+    right = [tables.BASELINE_RIGHT, tables.IMPROVED_ALL_RIGHT, tables.CONTEXT_TUNED, tables.CONTEXT_BY_LEAD]
+    right += [tables.PERSISTENCE, tables.CLIMATOLOGY]
+    for row in right:
+        for need in plan.replicates["weather/table1"][row.label]:
+            assert (need.config.crop, need.config.mask) == ("centre", "exclude")
+    uncropped = plan.replicates["weather/table1"][tables.CONTEXT_UNCROPPED.label][0].config
+    assert (uncropped.crop, uncropped.mask) == ("none", "exclude")
     for label, needs in plan.replicates["weather/table1"].items():
         ours = label not in {row.label for row in SUBMISSIONS}
         for need in needs:
-            if "put right" in label or label == "context network":
-                assert (need.config.crop, need.config.mask) == ("centre", "exclude")
             if not ours:
                 assert (need.config.crop, need.config.mask) == ("none", "zero")
             if label.startswith("SWIN"):
