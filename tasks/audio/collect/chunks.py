@@ -65,7 +65,7 @@ def parts(path: Path) -> tuple[list[Part], int]:
             begins, size, _, rate, channels = (int.from_bytes(head[n : n + 4], "big") for n in range(4, 24, 4))
             stale = size < UNKNOWN and length - begins - size > rate * channels / 2
             return [Part(0, length, begins if stale else 0)], 0
-        found, place = [], 0
+        found, place = list[Part](), 0
         while place < length and (sound := _samples(file, place, length)):
             begins, size, rate = sound
             after = begins + size + (size & 1)

@@ -198,8 +198,8 @@ def opened(path: Path) -> Iterator[Sound]:
         is_guess = name in (*BARE, "mpeg", "mpegts") and not (name == "mp3" and _has_count(path))
         seconds *= caf_share(path) if name == "caf" else 1.0
         if file.streams.video:  # which may last longer than the sound
-            is_guess |= track.duration is None
-            seconds = float(track.duration * track.time_base) if track.duration else seconds
+            known = float(track.duration * track.time_base) if track.duration and track.time_base else 0.0
+            is_guess, seconds = is_guess or not known, known or seconds
         yield Sound(name.upper(), seconds, is_guess, int(track.rate), int(track.channels), path, file)
 
 

@@ -113,7 +113,8 @@ def test_a_run_and_its_file_give_the_same_settings(storage, tmp_path):
     other = override(
         BEFORE, {"seed": 7, "precision": "float32", "clip_seconds": 5.0, "warmup": 0.5, "text.dropout": 0.1}
     )
-    task = SimpleNamespace(name="audio", version=2, dataset=SimpleNamespace(describe=lambda info: "gone"))
+    dataset = replace(find("audio").dataset, describe=lambda info: "gone", caution=lambda info: "")
+    task = replace(find("audio"), version=2, dataset=dataset)
     folder = RunFolder.of(storage, find("audio"), other)
     folder.begin(other, find("audio").version, {})
     digest = folder.save_weights(15, {"x": torch.arange(3.0)})
