@@ -48,7 +48,9 @@ class Rows:
 
     def take(self, kept: Array) -> Rows:
         """Return some rows: by number, or (N,) bool."""
-        arrays: dict[str, Any] = {name: value[kept] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        arrays: dict[str, Any] = {
+            name: value[kept] for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
         return replace(self, **arrays)
 
 
