@@ -44,7 +44,7 @@ ELSEWHERE = {
     r"retable data fetch \w+ \w": "downloads from others' servers; tests/test_fetch.py has a server of its own",
     r"retable style image .*--style (my_)?painting.jpg": "makes 300 evaluations of 512 pixels: minutes",
     r"retable status --watch": "watches until it is stopped; tests/platform/store/test_query.py looks at its table",
-    r"retable (sweep (style|audio\w*|weather_\w+))$": "trains dozens of runs; "
+    r"retable (sweep (style|audio\w*|weather_\w+|rl_\w+ --scale small))$": "trains dozens of runs; "
     "tests/platform/execute/test_sweep.py sweeps",
     r"python (docs/|-m docs\.)": "writes pages of the documents; tests/test_documents.py compares them",
     r"(git|gh|grep|rm|\(cd) |python -m (pip|venv) ": "is a step of a release, which changes the repository or its host",

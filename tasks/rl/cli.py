@@ -32,6 +32,7 @@ from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
 from retable.tasks.rl.formats.compact import HEAVIEST, TYPES
 from retable.tasks.rl.formats.sizes import file_bytes
+from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import check_sizes
 from retable.tasks.rl.recordings import d4rl
 from retable.tasks.rl.recordings.prepare import make_recording
@@ -131,7 +132,7 @@ def _check_new(root: Storage, wanted: Published, replace: bool) -> None:
         UserError: then, unless it is to be replaced.
     """
     for file in wanted.files:
-        known = d4rl.D4RL["files"][file.checksum.removeprefix("sha256:")]
+        known = D4RL["files"][file.checksum.removeprefix("sha256:")]
         data.check_new(data.folder(root, known["environment"], known["name"]), replace)
     for below in wanted.hub.folders if wanted.hub else ():
         for environment in root.list("data/rl"):

@@ -163,10 +163,10 @@ def beside_controls(
             thin = {"linewidth": 1, "elinewidth": 0.7, "markersize": 4.5}
             name = NAMES[other] + (", raw states" if states == "raw" else "")
             axis.errorbar(list(found), means, yerr=whiskers, label=name, **thin, **style)
-    for row, style in (("dense", "--"), ("dense, raw states", ":")):
+    for row, dashes in (("dense", "--"), ("dense, raw states", ":")):
         dense = final(results, row, metric, **at)
         if dense.size:
-            axis.axhline(dense.mean(), color=COLOURS[policy], linewidth=1, linestyle=style, label=row)
+            axis.axhline(dense.mean(), color=COLOURS[policy], linewidth=1, linestyle=dashes, label=row)
     axis.set_xscale("log")
     axis.set_xticks(kept, [f"{100 * sparsity:.0f}" for sparsity in high])
     axis.set_xticks([], minor=True)

@@ -384,8 +384,8 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
             "licence": D4RL["licence"],
             **{key: published[key] for key in ("environment", "name", "url")},
         }
-    if why := contradicted(source, environment):
-        raise UserError(why)
+    if wrong := contradicted(source, environment):
+        raise UserError(wrong)
     said = origin(source)
     environment = environment or said.get("environment")
     if not environment or not name:

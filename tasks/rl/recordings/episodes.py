@@ -48,7 +48,9 @@ class Rows:
 
     def take(self, kept: Array) -> Rows:
         """Return some rows: by number, or (N,) bool."""
-        arrays = {name: value[kept] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        arrays: dict[str, Any] = {
+            name: value[kept] for name, value in vars(self).items() if isinstance(value, np.ndarray)
+        }
         return replace(self, **arrays)
 
 
@@ -236,7 +238,8 @@ def _at_limit(rows: Rows, jump: Array, unusual: Array) -> Array:
     step = np.arange(1, len(rows.last) + 1) - np.repeat(starts, np.diff(starts, append=len(rows.last)))
     full = step[:-1] % rows.limit == 0
     others = unusual[~full & ~ended]
-    return full & (unusual > max(JUMP, np.quantile(others, 0.999) if len(others) else np.inf))
+    found: Array = full & (unusual > max(JUMP, np.quantile(others, 0.999) if len(others) else np.inf))
+    return found
 
 
 def _unusual(rows: Rows, inside: Array) -> Array:

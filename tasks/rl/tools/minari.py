@@ -232,7 +232,8 @@ def read_minari(
     rows = replaced(_rows(path, episodes, chosen, said["action_space"]), limit=space.steps if space else None)
     if space:
         check_sizes(space.environment, rows.observations.shape[1], rows.actions.shape[1], str(source))
-    remarks, whose = [], "'action_space'"
+    remarks: list[str] = []
+    whose = "'action_space'"
     if space and not BOUNDS.keys() & said["action_space"].keys():
         actions, remarks, _ = scaled(rows.actions, space)
         rows, whose = replaced(rows, actions=actions), space.environment
