@@ -301,7 +301,7 @@ def _part(name: str) -> str:
 def _pause(answer: Answer | None, attempt: int) -> float:
     """Return the seconds before another try: ever longer, and at least what the server asks for; 10 at most."""
     retry_after = answer.headers.get("retry-after", "") if answer else ""
-    return min(10.0, max(float(retry_after) if retry_after.isdigit() else 0.0, 0.2 * 2**attempt))
+    return min(10.0, max(float(retry_after) if retry_after.isdigit() else 0.0, 0.2 * 2.0**attempt))
 
 
 def _detail(answer: Answer) -> str:

@@ -232,8 +232,7 @@ def serving(
         running = bool(cluster_address()) and name in serve.status().applications
         spare = check_cpus({} if running else application.reserved(arguments.tasks, least))
         scaling = application.scaling(arguments.tasks, least, spare, int(cluster_resources().get("CPU", 1)))
-        where: Json = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
-        serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
+        watched(partial(listen, address))
         swap = partial(deploy, address, arguments, storage, scaling)
         watched(partial(swap, models))
         show(models, address)
@@ -327,6 +326,26 @@ def end(name: str) -> None:
             serve.delete(name)
         finally:
             ray_compat.release(name)
+
+
+def listen(address: Address) -> None:
+    """Start Serve and its proxy, unless they run.
+
+    Raises:
+        UserError: where they do not come up.
+    """
+    from ray import serve
+    from ray.exceptions import RayError
+
+    from retable.serve.application import KEEP_ALIVE
+
+    where: Json = {"host": address.host, "port": address.port, "keep_alive_timeout_s": KEEP_ALIVE}
+    try:
+        serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
+    except (RuntimeError, TimeoutError, RayError) as error:
+        raise UserError(
+            f"serve: its proxy does not start ({one_line(error)}); is the machine busy? try again"
+        ) from error
 
 
 def deploy(

@@ -382,6 +382,18 @@ def test_a_swap_that_ray_refuses_leaves_what_is_served(monkeypatch, served, stor
     assert "\n" not in str(refused.value)
 
 
+def test_a_proxy_that_does_not_start_is_one_line(monkeypatch):
+    """As on a machine so busy that Serve gives it up."""
+
+    def given_up(**_):
+        raise RayActorError(error_msg="The actor died.\nThe actor is dead because it was killed by `ray.kill`.")
+
+    monkeypatch.setattr("ray.serve.start", given_up)
+    with pytest.raises(UserError, match=r"its proxy does not start .*killed by") as refused:
+        command.listen(HERE)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_cluster_that_does_not_answer_keeps_no_application_name(monkeypatch):
     released = []
 

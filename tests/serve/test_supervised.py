@@ -124,6 +124,17 @@ def head(tmp_path_factory):
         yield {"RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_AUTH_MODE": "token"}
 
 
+@pytest.mark.parametrize("token", ["wrong" * 8, ""], ids=["another token", "none"])
+def test_a_command_that_the_cluster_does_not_let_in_says_so_in_a_line(head, tmp_path, token):
+    """As Ray itself refuses it."""
+    words = [sys.executable, "-W", "ignore", "-m", "retable.platform.cli", "train", "rl", "--storage", str(tmp_path)]
+    more = head | ({"RAY_AUTH_TOKEN": token} if token else {"HOME": str(tmp_path)})
+    ran = subprocess.run(words, env=environment(**more), capture_output=True, text=True, timeout=200, cwd=ROOT)
+    (line,) = [each for each in ran.stderr.splitlines() if each.startswith("error: ")]
+    assert ran.returncode == 2 and "Traceback" not in ran.stderr + ran.stdout
+    assert "token" in line and ("RAY_AUTH_TOKEN_PATH" in line or "refuses" in line), line
+
+
 def test_two_servers_of_one_cluster_live_beside_each_other_and_neither_ends_the_other(head, tmp_path):
     port, where = free_port(), head
     first = serve(tmp_path, "first", "--port", str(port), **where)
@@ -191,7 +202,7 @@ def test_systemd_takes_the_unit(tmp_path):
         example("ini").replace("/opt/venv/bin/retable", sys.executable).replace("User=retable", "User=root")
     )
     ran = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True)
-    assert "retable.service" not in ran.stdout + ran.stderr
+    assert ran.returncode == 0 and "retable.service" not in ran.stdout + ran.stderr
 
 
 def test_the_commands_of_the_examples_serve_are_healthy_reload_and_end(tmp_path):

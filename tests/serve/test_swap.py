@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import ray
 import torch
 
 from retable.platform.store.storage import Storage
-from retable.serve.client import Client
+from retable.serve.client import Client, ServeError
 from retable.serve.launch import address, command, models
 from tests.serve import toys
 
@@ -131,3 +132,20 @@ def test_metrics_say_what_was_asked_and_what_is_served(server):
     assert "ray_retable_request_seconds_bucket" in text and 'sha256="' + server[1][1].sha256[:8] in text
     assert "ray_serve_actual_batch_size" in text
     assert ray.is_initialized()
+
+
+def test_a_proxy_of_this_machine_says_whose_request_it_is(server):
+    """One address has 32 requests at once in each of two replicas of the ingress; this machine's own has any number."""
+    client = Client(server[0].url, tries=1)
+    body = b'{"observations": %s}' % str(np.zeros((256, 4)).tolist()).encode()
+
+    def status(headers):
+        try:
+            return client.ask("POST", "/v1/rl/InvertedPendulum", None, body, headers).status
+        except ServeError as error:
+            return error.status
+
+    for headers, refused in (({"X-Forwarded-For": "203.0.113.7"}, True), ({}, False)):
+        with ThreadPoolExecutor(100) as pool:
+            statuses = set(pool.map(status, [headers] * 100))
+        assert (429 in statuses) == refused and statuses - {200, 429, 503} == set()

@@ -21,9 +21,10 @@ from retable.platform.config import override
 from retable.platform.execute import session
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import find
+from retable.platform.store.lease import read
 from retable.platform.store.run import RunFolder, view_key
 from retable.platform.store.storage import Storage
-from tests.platform.halves import fit
+from tests.platform.halves import fit, fit_together
 
 pytestmark = pytest.mark.slow
 EPOCH = 8
@@ -61,6 +62,14 @@ class Nodes:
     def lose(self):
         """Take the oldest node away without a word."""
         self.ray.remove_node(self.nodes.pop(0), allow_graceful=False)
+
+    def drain(self):
+        """Announce that the oldest node will be taken away."""
+        from ray._raylet import GcsClient
+        from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+        gcs, reason = GcsClient(address=self.ray.address), DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+        assert gcs.drain_node(self.nodes[0].node_id, reason, "test", 2**62 // 10**6)[0]
 
     def only(self, *cpus):
         """Have nodes with so many CPUs, and no others."""
@@ -103,14 +112,14 @@ retable.train("line", {"epochs": %d, "pause": 0.1}, storage=storage, resources=R
 """
 
 
-def ends(process, seconds=400):
+def ends(process, seconds=600):
     """Wait until a driver has ended well; return what it printed."""
     said, _ = process.communicate(timeout=seconds)
     assert process.returncode == 0, said
     return said
 
 
-def wait_for(condition, process, seconds=200):
+def wait_for(condition, process, seconds=600):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():
@@ -131,12 +140,22 @@ def outcome(folder):
     return folder.result()["weights"], log
 
 
-def undisturbed(tmp_path, epochs):
-    """Return what a run ends with that nothing happens to."""
+def kept(run):
+    """Return the same of a run's folder: its weights, and its log without times."""
+    log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    weights = json.loads((run / "result.json").read_text())["weights"]
+    return weights, [{k: v for k, v in row.items() if k not in ("seconds", "time")} for row in log]
+
+
+def undisturbed(tmp_path, epochs, workers=1):
+    """Return what a run ends with that nothing happens to, without Ray; a toy's jitter differs by rank, by design."""
     task, storage = find("line"), Storage.open(tmp_path / "plain")
     config = override(task.config(), {"epochs": epochs})
     folder = RunFolder.of(storage, task, config)
-    fit(storage, config, folder, (), task)
+    if workers == 2:
+        fit_together(storage, config, folder, task)
+    else:
+        fit(storage, config, folder, (), task)
     return outcome(folder)
 
 
@@ -180,11 +199,28 @@ def test_a_node_is_lost_under_a_training(nodes, tmp_path, record, workers, losse
     ends(process)
     record["attempts"] = attempts(folder)
     assert attempts(folder) == losses + 1
-    weights, log = undisturbed(tmp_path, epochs)
-    assert [row["step"] for row in folder.history()] == [row["step"] for row in log]
-    if workers == 1:  # the toy's jitter differs by rank, by design
-        assert outcome(folder) == (weights, log)
+    assert outcome(folder) == undisturbed(tmp_path, epochs, workers)
     record["survived"] = "yes"
+
+
+def test_a_node_is_drained_under_a_training(nodes, tmp_path, record):
+    """As on a spot notice: it writes a checkpoint in the middle of an epoch, and goes on from there elsewhere."""
+    record["fault"] = "node drained under a trial, then taken away"
+    storage, epochs = str(tmp_path / "drained"), 3
+    folder = run_of(storage, epochs=epochs, pause=1.0)
+    nodes.only(1)
+    process = driver((TRAIN % (epochs, 1)).replace("0.1", "1.0"), storage, address=nodes.ray.address)
+    wait_for(lambda: steps(folder), process)
+    nodes.add()
+    nodes.drain()
+    wait_for(lambda: steps(folder) % EPOCH, process, 60)
+    before = steps(folder)
+    nodes.lose()
+    goes_on(folder, process, record, before)
+    ends(process)
+    assert attempts(folder) == 2 and read(folder, 2)["step"] % EPOCH, "else it went on from the end of an epoch"
+    assert outcome(folder) == undisturbed(tmp_path, epochs)
+    record |= {"survived": "yes", "attempts": 2}
 
 
 SLOW = "retable.reproduce('slow/table1', storage=storage)"
@@ -245,12 +281,14 @@ def test_two_drivers_on_one_storage_train_each_run_once(tmp_path, record):
     both = [driver("retable.reproduce('line', storage=storage)", storage) for _ in range(2)]
     for process in both:
         ends(process)
-    runs = [path for path in Path(storage, "runs", "line").iterdir() if path.is_dir()]
-    assert len(runs) >= 4
+    plain = str(tmp_path / "plain")
+    ends(driver("retable.reproduce('line', storage=storage)", plain))
+    runs, expected = (
+        [path for path in Path(where, "runs", "line").iterdir() if path.is_dir()] for where in (storage, plain)
+    )
+    assert len(runs) >= 4 and {run.name: kept(run) for run in runs} == {run.name: kept(run) for run in expected}
     record["attempts"] = sum(len(list((run / "attempts").iterdir())) for run in runs) / len(runs)
     for run in runs:
-        lines = (run / "metrics.jsonl").read_text().splitlines()
-        assert (run / "result.json").exists() and [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
         finished = [json.loads(path.read_text()) for path in run.rglob("attempts/*/*.json")]
         assert all(each["state"] == "released" for each in finished)
     record["survived"] = "yes"
@@ -268,7 +306,8 @@ def test_a_process_that_was_frozen_wakes_and_writes_nothing_more(tmp_path, recor
     (record_file,) = Path(folder.folder.root).rglob("attempts/0001/[!.]*.json")
     trial = psutil.Process(json.loads(record_file.read_text())["pid"])
     about_to_lose(folder, record)
-    trial.suspend()
+    for each in (psutil.Process(first.pid), trial):
+        each.suspend()
     before = steps(folder)
     try:
         second = driver(IMPATIENT + TRAIN % (epochs, 1), storage)
@@ -276,7 +315,8 @@ def test_a_process_that_was_frozen_wakes_and_writes_nothing_more(tmp_path, recor
         ends(second)
         done = {path: path.stat().st_mtime_ns for path in Path(folder.folder.root).rglob("*") if path.is_file()}
     finally:
-        trial.resume()
+        for each in (psutil.Process(first.pid), trial):
+            each.resume()
     ends(first)
     own = str(record_file)
     after = {path: path.stat().st_mtime_ns for path in Path(folder.folder.root).rglob("*") if path.is_file()}
@@ -390,7 +430,7 @@ def test_a_training_whose_process_dies_again_and_again_at_one_step_fails_in_a_li
         said.count("note: Ray: A worker died") == 3 and "ActorDiedError" not in said and "tune_controller" not in said
     )
     assert attempts(folder) == 3
-    record["survived"] = "yes"
+    record["survived"] = "no: one line"
 
 
 def test_the_head_is_lost_and_started_again(tmp_path, record):

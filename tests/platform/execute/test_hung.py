@@ -22,7 +22,19 @@ from retable.platform.execute.trials import (
 from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import find
 from retable.platform.store.storage import Storage
-from tests.platform.execute.test_faults import TRAIN, attempts, driver, ends, none_left, record, run_of, steps, wait_for
+from tests.platform.execute.test_faults import (
+    TRAIN,
+    attempts,
+    driver,
+    ends,
+    none_left,
+    outcome,
+    record,
+    run_of,
+    steps,
+    undisturbed,
+    wait_for,
+)
 from tests.tiny import lines
 
 assert none_left and record  # fixtures
@@ -112,5 +124,5 @@ def test_a_worker_that_is_frozen_is_given_up_and_its_group_begins_again(tmp_path
         with contextlib.suppress(psutil.Error):
             frozen.kill()
     assert seconds < 120 and folder.result()["metrics"]["step"] == 8 * epochs
-    assert [row["epoch"] for row in folder.history()] == list(range(1, epochs + 1))
+    assert outcome(folder) == undisturbed(tmp_path, epochs, workers=2)
     record |= {"survived": "yes", "seconds": seconds, "attempts": attempts(folder)}
