@@ -22,6 +22,7 @@ BENCHMARKS = (
     "faults",
     "rl_files",
     "rl_inference",
+    "rl_rollout",
     "rl_sparse",
     "rl_stack",
     "rl_update",

@@ -21,6 +21,8 @@ from typing import Any
 
 FILE = "commit.json"
 """Written into the package when a wheel, an sdist or an image is built: the commit, and the digests of its code."""
+NAMED = 20
+"""Lines of changed files that a provenance holds, at most."""
 VARIABLE = "RETABLE_COMMIT"
 """Environment variable that names the commit of a job's upload."""
 
@@ -40,16 +42,26 @@ def of_folder(folder: Path) -> str:
 
     A folder that the repository around it ignores is in none.
     """
-
-    def git(*words: str, check: bool = True) -> str:
-        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=check).stdout
-
     try:
-        if git("check-ignore", ".", check=False):
+        if _git(folder, "check-ignore", ".", check=False):
             return ""
-        return git("rev-parse", "HEAD").strip() + ("-dirty" if git("status", "--porcelain", ".").strip() else "")
+        dirty = _git(folder, "status", "--porcelain", ".").strip()
+        return _git(folder, "rev-parse", "HEAD").strip() + ("-dirty" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def uncommitted(folder: Path) -> list[str]:
+    """Return the changed and untracked files of a checkout, as `git status --porcelain` writes them: ` M docs/cli.md`.
+
+    Beyond `NAMED` lines the last one says how many more there are.
+    """
+    lines = _git(folder, "status", "--porcelain", "--untracked-files=all", ".", check=False).splitlines()
+    return lines if len(lines) <= NAMED else [*lines[:NAMED], f"and {len(lines) - NAMED} more"]
+
+
+def _git(folder: Path, *words: str, check: bool = True) -> str:
+    return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=check).stdout
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -90,11 +102,12 @@ def write(package: Path, commit: str) -> None:
 def current(package: Path) -> dict[str, Any]:
     """Return `commit` and `dirty` of the code that is imported; nothing where the commit is not known.
 
-    It is the checkout's; without `.git`, the one that was written into the package, with changes where its code is not
-    what it was; else, in a job, the one that came along in RETABLE_COMMIT.
+    It is the checkout's, with `uncommitted`, the changed files, if there are any; without `.git`, the one that was
+    written into the package, with changes where its code is not what it was; else, in a job, the one that came along in
+    RETABLE_COMMIT.
     """
     if commit := parsed(of_checkout(package.parent)):
-        return commit
+        return {**commit, "uncommitted": uncommitted(package.parent)} if commit["dirty"] else commit
     try:
         kept = json.loads((package / FILE).read_text())
         commit, before = parsed(kept["commit"]), dict(kept["code"])

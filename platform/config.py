@@ -335,7 +335,7 @@ def naming(config: object) -> dict[str, object]:
 
 
 def fingerprint(task: str, version: int, config: object) -> str:
-    """Return the name of a config's run: 16 hexadecimal digits of a hash over task, version and every field.
+    """Return the name of a config's run: 16 hexadecimal digits of a hash over task, version and fields.
 
     A parent enters by its own fingerprint; a field that was `added` and has its default does not.
     """

@@ -177,6 +177,28 @@ def _bounded(text: str) -> str:
     return redact("\n".join(redact(line[: 20 * WIDTH])[:WIDTH] for line in lines)) + "\n"
 
 
+def _first_line(error: OSError) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def passing_errors(what: str) -> Iterator[None]:
+    """Convert failures of a disk or bucket at `what` that may be over in a moment into one line; others pass unchanged.
+
+    Raises:
+        Unreachable: where it does not answer; a `Denied` where it refuses these credentials.
+    """
+    try:
+        yield
+    except OSError as error:
+        message = _first_line(error)
+        if error.errno is None and DENIED_WORDS.search(message):
+            raise Denied(f"{what}: {message}; check the credentials") from error
+        if error.errno in PASSING or (error.errno is None and PASSING_WORDS.search(message)):
+            raise Unreachable(f"{what}: {message}") from error
+        raise
+
+
 @contextmanager
 def disk_errors(what: str) -> Iterator[None]:
     """Convert failures of a disk or bucket at `what` into one clear line.
@@ -195,17 +217,13 @@ def disk_errors(what: str) -> Iterator[None]:
         errno.EEXIST: "a part of the path is a file; choose another --storage",
     }
     try:
-        yield
+        with passing_errors(what):
+            yield
     except OSError as error:
         if error.errno in remedies:
             raise UserError(f"{what}: {remedies[error.errno]}") from error
-        message = (str(error) or type(error).__name__).splitlines()[0]
-        if error.errno is None and DENIED_WORDS.search(message):
-            raise Denied(f"{what}: {message}; check the credentials") from error
-        if error.errno in PASSING or (error.errno is None and PASSING_WORDS.search(message)):
-            raise Unreachable(f"{what}: {message}") from error
         if error.errno is None and not isinstance(error, FileNotFoundError):  # a bucket's own words
-            raise UserError(f"{what}: {message}") from error
+            raise UserError(f"{what}: {_first_line(error)}") from error
         raise
     except NotImplementedError as error:
         raise UserError(f"{what}: such a storage is for reading only; choose another --storage") from error

@@ -1,7 +1,7 @@
 """Private parts of Ray that have no public form. No other module of retable uses private names of Ray.
 
-Each function says what breaks if Ray changes the name that it uses; `tests/platform/test_ray_compat.py` has a test for
-each. Ray is imported inside the functions: importing this module costs nothing.
+Each function says what breaks if Ray changes the name that it uses; `tests/platform/test_ray_compat.py` and the
+tests of those who call it would fail. Ray is imported inside the functions: importing this module costs nothing.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from retable.platform.ray_compat import deployment_by_name
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.replies import Json
-from retable.serve.launch.address import Address
+from retable.serve.launch.address import Address, host_name
 from retable.serve.launch.choice import Wanted, check_servable, choose_models
 from retable.serve.launch.models import Model, config_of, first_error
 
@@ -102,6 +102,13 @@ def deployment_of(task: str) -> Deployment:
     return DEPLOYMENTS.get(task, OTHERS)
 
 
+def _host(word: str) -> str:
+    try:
+        return host_name(word)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
 class Arguments(BaseModel):
     """`args` of a Serve config file. What is not here is refused: Serve itself would pass over it."""
 
@@ -117,7 +124,7 @@ class Arguments(BaseModel):
     """Of recordings: what audio searches."""
     token_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
     """Of the token that requests need."""
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[Annotated[str, AfterValidator(_host)], ...] = ()
     """Names under which the server answers; none: any."""
     wait_seconds: dict[Task, Annotated[float, Field(gt=0, le=120)]] = {}
     """That a request waits for its turn, by task; a task that is not named has its own, `DEPLOYMENTS`."""

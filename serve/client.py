@@ -84,7 +84,7 @@ class Client:
     url: str = "http://127.0.0.1:8000"
     token: str = ""
     tries: int = 10
-    """How often a request is sent at most, over 43 s or more: Serve takes a while to start a killed proxy again."""
+    """How often a request is sent at most, over 42 s or more: Serve takes a while to start a killed proxy again."""
     timeout: float = 150.0
     """Seconds of one try."""
 
@@ -299,9 +299,9 @@ def _part(name: str) -> str:
 
 
 def _pause(answer: Answer | None, attempt: int) -> float:
-    """Return the seconds before another try: what the server asks for, else ever longer; 10 at most."""
+    """Return the seconds before another try: ever longer, and at least what the server asks for; 10 at most."""
     retry_after = answer.headers.get("retry-after", "") if answer else ""
-    return min(10.0, float(retry_after) if retry_after.isdigit() else 0.2 * 2**attempt)
+    return min(10.0, max(float(retry_after) if retry_after.isdigit() else 0.0, 0.2 * 2**attempt))
 
 
 def _detail(answer: Answer) -> str:

@@ -1,7 +1,9 @@
 """docs/cluster.md: every refusal of the cluster's code has its line, and its commands are those of the command line."""
 
 import ast
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,7 @@ def plain(text):
 def test_the_plan_on_the_page_is_what_the_command_prints(monkeypatch, tmp_path):
     """Of all tables; the lines that the page leaves out are its dots."""
     shown = plain(TEXT.partition("$ retable plan --scale paper --cluster cluster.yaml\n")[2].partition("\n\n")[0])
+    assert len(shown) > 10, "the page shows the plan"
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("RETABLE_TASKS", raising=False)
     monkeypatch.setattr(cli, "GPU", tmp_path / "gpu.json")
@@ -58,6 +61,14 @@ def test_the_plan_on_the_page_is_what_the_command_prints(monkeypatch, tmp_path):
     printed = "\n".join(plain(found.output))
     missing = [line for line in shown if line not in printed and "..." not in line]
     assert not missing, f"docs/cluster.md shows {missing}; the command prints:\n{printed}"
+    left_out = [line for line in printed.splitlines() if re.match(r"(audio|rl|style|weather)/\S+ \d", line)]
+    left_out = [
+        float(line.split()[-1].lstrip("<").replace(",", ""))
+        for line in left_out
+        if line not in shown and not line.endswith("-")
+    ]
+    (most,) = re.findall(r"tables left out here cost less than (\d+) USD together", PAGE)
+    assert len(left_out) > 10 and sum(left_out) < int(most), "<0.01 counted as 0.01"
 
 
 @pytest.mark.parametrize(
@@ -77,3 +88,14 @@ def test_what_rl_costs_on_the_page_is_what_the_command_prints(monkeypatch, tmp_p
     assert money in printed and clock in printed, (
         f"docs/cluster.md says {money} USD, {clock}; printed: {printed[-900:]}"
     )
+
+
+def test_a_head_whose_address_is_not_known_is_told(tmp_path):
+    """`getent` ends with status 2, and the script ends at whatever fails."""
+    for name, text in {"getent": "exit 2", "scontrol": "echo node7; echo node8", "ray": "exit 0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "SLURM_JOB_ID": "1"}
+    script = ["bash", str(ROOT / "docs/slurm/retable.sbatch"), "doctor"]
+    ran = subprocess.run(script, env=variables | {"SLURM_JOB_NODELIST": "node[7-8]"}, capture_output=True, text=True)
+    assert ran.returncode != 0 and "the address of node node7 is not known" in ran.stderr

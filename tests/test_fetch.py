@@ -77,6 +77,19 @@ def test_a_file_of_d4rl_becomes_a_data_set(retable, server, tmp_path, monkeypatc
     done = retable("rl", "hopper-expert-v2", "--yes", "--mirror", server.address)
     assert "CC BY 4.0" in done.output and "Hopper/d4rl-expert-v2: 70 transitions" in done.output, done.exception
     assert Storage.open(tmp_path / "results/data/rl/Hopper/d4rl-expert-v2").exists("dataset.json")
+    asked = len(server.asked)
+    again = retable("rl", "minari-hopper-expert", "hopper-expert-v2", "--yes", "--mirror", server.address)
+    assert "a data set is there already" in str(again.exception) and "--replace" in str(again.exception)
+    assert len(server.asked) == asked, "nothing is downloaded first"
+
+
+def test_a_set_of_minari_that_is_there_is_not_downloaded_again(retable, server, tmp_path):
+    folder = Storage.open(tmp_path / "results/data/rl/Hopper/minari-expert-v0")
+    folder.write_json("dataset.json", {"minari": {"id": "mujoco/hopper/expert-v0"}})
+    said = retable("rl", "minari-hopper-expert", "--yes", "--mirror", server.address)
+    assert "Hopper/minari-expert-v0: a data set is there already" in str(said.exception) and not server.asked
+    other = retable("rl", "minari-walker2d-expert", "--yes", "--mirror", server.address)
+    assert "already" not in str(other.exception) and server.asked, "of that name in another environment"
 
 
 def test_photographs_in_archives_become_a_data_set(retable, server, tmp_path, monkeypatch):

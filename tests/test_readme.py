@@ -1,7 +1,9 @@
 """README: short, and its terminal is what the command prints; links of all documents lead to files."""
 
 import io
+import json
 import re
+from collections import Counter
 from pathlib import PurePosixPath
 from types import SimpleNamespace
 
@@ -17,6 +19,9 @@ ROOT = documents.ROOT
 README = (ROOT / "README.md").read_text()
 WRITTEN = [*ROOT.glob("*.md"), *ROOT.glob("tasks/*/LICENSES.md"), *ROOT.glob("tasks/*/*/LICENSES.md")]
 WRITTEN += [*ROOT.glob("docs/*.md"), *ROOT.glob("docs/tasks/*.md"), *ROOT.glob("docs/results/*/report.md")]
+QUICK = json.loads((ROOT / "docs" / "results" / "quick.json").read_text())
+"""One run of the first command (`docs/quick.py`)."""
+NUMERALS = "no one two three four five six seven eight nine ten".split()
 PYTHON = "Python 3.11 to 3.13"
 
 
@@ -48,6 +53,32 @@ def test_its_terminal_is_what_the_command_prints(monkeypatch):
     filled.print_summary({own.name: own}, PurePosixPath("/home/you/retable/results"))
     assert [line.rstrip() for line in printed.getvalue().strip("\n").splitlines()] == shown
     assert len(shown) <= 25
+
+
+def numbers_of(text, *labels):
+    """Return the numbers before some words, in order."""
+    return [int(found) for found in re.findall(rf"(\d+) (?:{'|'.join(labels)})", text)]
+
+
+def test_its_numbers_are_those_of_the_run_that_is_kept():
+    tables = QUICK["tables"]
+    shown = terminal()
+    for line in shown[1:5]:
+        name, filled, _, here, *_ = re.split(r"\s{2,}", line.strip())
+        own = {table: part for table, part in tables.items() if table.startswith(f"{name}/")}
+        rows = sum(len(part["numbers"]) for part in own.values())
+        assert numbers_of(filled, "rows?", "tables?") == [rows, sum(bool(part["numbers"]) for part in own.values())]
+        key = find(name).key_number
+        value = tables[f"{name}/{key.table}"]["numbers"][key.row][key.column]
+        assert f"{value:.{len(here.partition('.')[2])}f}" == here
+    for whose in ("of the papers", "ours"):
+        (line,) = [line for line in shown if line.startswith(f"claims {whose} (quick")]
+        claims = Counter()
+        for part in tables.values():
+            claims.update({k.removeprefix(f"{whose}: "): v for k, v in part["claims"].items() if k.startswith(whose)})
+        assert {verdict: int(count) for count, verdict in re.findall(r"(\d+) ([^,]+)", line.split(": ")[1])} == claims
+    minutes = re.search(r"The tables take (\w+) minutes on two cores", README)[1]
+    assert abs(NUMERALS.index(minutes) - QUICK["seconds"] / 60) <= 0.6
 
 
 def test_every_page_names_the_same_versions_of_python():

@@ -59,8 +59,9 @@ def print_section(part: FilledTable) -> None:
 
     console.print(f"\n[bold]{part.name}[/]  {part.title}")
     say(about(part))
-    if part.apart:
-        say(part.apart)
+    for text in (part.caution, part.apart):
+        if text:
+            say(text)
     if part.columns:
         header, lines = grid(part)
         shown = Grid(box=None, padding=(0, 1))

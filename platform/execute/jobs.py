@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -177,7 +178,7 @@ def _check_upload(folder: Path) -> None:
     Raises:
         UserError: naming its largest files.
     """
-    sizes = {path: path.lstat().st_size for path in ray_compat.uploaded(folder, EXCLUDED)}
+    sizes = {path: path.stat().st_size for path in ray_compat.uploaded(folder, EXCLUDED)}
     if sum(sizes.values()) <= UPLOAD:
         return
     largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
@@ -306,11 +307,9 @@ def fetch(storage: Storage, folder: Path) -> None:
     Raises:
         UserError: where there is no report.
     """
-    from pyarrow import fs
-
     if not storage.exists("report/index.html"):
         raise UserError(f"{storage}: no report there yet; `retable report --storage URI` writes it")
     with disk_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-    source = f"{storage.root}/report"
-    fs.copy_files(source, str(folder.absolute()), storage.filesystem, fs.LocalFileSystem())
+    with storage.local("report") as report, disk_errors(str(folder)):
+        shutil.copytree(report, folder, dirs_exist_ok=True)

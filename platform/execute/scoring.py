@@ -268,9 +268,10 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
         }
         measuring: Any = ray.remote(**alone)(measure_one)
         probe: Any = ray.remote(**alone)(_current_node)
-        if not ray.wait([probe.remote()], timeout=WAIT)[0]:
-            _note_who_holds(node, capacity.get("CPU", 0.0))
+        told = False
         for timing in itertools.takewhile(lambda _: not resources.late, todo):
+            if not told and not ray.wait([probe.remote()], timeout=WAIT)[0]:
+                told = _note_who_holds(node, capacity.get("CPU", 0.0))
             name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
             board.start(name)
             data = timing.task.dataset.where(timing.config) if timing.row.reads_data else ""
@@ -279,8 +280,8 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
         return board.failures
 
 
-def _note_who_holds(node: str, cpus: float) -> None:
-    """Print a note if other processes hold CPUs of the node that measurements wait for."""
+def _note_who_holds(node: str, cpus: float) -> bool:
+    """Print a note if other processes hold CPUs of the node that measurements wait for; return whether they do."""
     held_cpus = cpus - ray_compat.free_cpus(node)
     if held_cpus > 0:
         held = f"others hold {held_cpus:g} of the node's {cpus:g} CPUs, and a measurement wants all"
@@ -288,6 +289,7 @@ def _note_who_holds(node: str, cpus: float) -> None:
             held += f"; on it are {and_more(actors, 5)}"
         remedy = "end what holds them (`retable serve` does, too), or name another node with --measure-on"
         errors.print(f"note: measurements wait: {held}; {remedy}", markup=False)
+    return held_cpus > 0
 
 
 def _node_with(word: str) -> str:
@@ -295,7 +297,12 @@ def _node_with(word: str) -> str:
     import ray
 
     probe = ray.remote(num_cpus=1, resources={resource_of(word): 0.001})(_current_node)  # no other node can run it
-    node: str = ray.get(probe.remote())
+    found = probe.remote()
+    if not ray.wait([found], timeout=WAIT)[0]:
+        for each in ray.nodes():  # type: ignore[no-untyped-call]
+            if each["Alive"] and resource_of(word) in each["Resources"]:
+                _note_who_holds(each["NodeID"], each["Resources"].get("CPU", 0.0))
+    node: str = ray.get(found)
     return node
 
 

@@ -179,8 +179,8 @@ def start_ray(nested: bool, interrupt: Interrupt | None) -> None:
     else:
         add_to_path()
         make_token()
-    here = {"include_dashboard": nested, "dashboard_host": "127.0.0.1", "_temp_dir": temporary_folder()}
-    ours: dict[str, Any] = variables() if address else here
+    local = {"include_dashboard": nested, "dashboard_host": "127.0.0.1"}
+    ours: dict[str, Any] = variables() if address else {**local, "_temp_dir": temporary_folder()}
     start = partial(ray.init, address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **ours)
     try:
         if address or too_late(start):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from retable.platform.errors import UserError, one_line
+from retable.platform.errors import Unreachable, UserError, one_line
 from retable.platform.execute.session import cluster_resources, ray_cluster
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ TASKS = 2
 
 TASK_BYTES = 16 << 20
 """Pieces that a task fetches together take no more, unless one alone does."""
+
+KINDS: dict[str, type[UserError]] = {"unreachable": Unreachable, "user": UserError}
+"""Errors that keep their class on the way out of a task, the narrowest first."""
 
 SLOWEST = 86_400
 """Seconds a consumer may take over its pieces before Ray Data gives up: a day, as steps on a CPU are slow."""
@@ -123,18 +126,19 @@ def _read_block(block: pa.Table, read: Callable[[pa.Table], pa.Table]) -> pa.Tab
     try:
         return read(block)
     except Exception as error:
-        return pa.table({"error": [one_line(error)], "users": [isinstance(error, UserError)]})
+        kind = next((kind for kind in KINDS if isinstance(error, KINDS[kind])), "other")
+        return pa.table({"error": [one_line(error)], "kind": [kind]})
 
 
 def raise_error(table: pa.Table) -> None:
     """Raise the error that a table of `read_blocks` stands for, if it does.
 
     Raises:
-        UserError: what `read` raised.
+        UserError: what `read` raised; an `Unreachable` stays one, so that the training may begin again elsewhere.
         RuntimeError: in one line, what else went wrong in `read`.
     """
     if "error" in table.column_names:
-        raise (UserError if table["users"][0].as_py() else RuntimeError)(table["error"][0].as_py())
+        raise KINDS.get(table["kind"][0].as_py(), RuntimeError)(table["error"][0].as_py())
 
 
 def _fetch_block(block: pa.Table, fetch: Fetch) -> pa.Table:

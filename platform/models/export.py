@@ -40,8 +40,9 @@ def about(run: TrainedRun, epoch: int = 0, **more: object) -> Record:
 
     Returns:
         `task`, `version`, `fingerprint`, `epoch`, `scale` (empty where it is not known), `data` (the data set's name),
-        `data_digest`, `data_description`, `config` (field path -> value), `metrics` (of the last epoch), and `command`,
-        `commit`, `versions` and `started` of the run's provenance, as far as they are known.
+        `data_digest`, `data_description`, `data_caution` (empty where there is none), `config` (field path -> value),
+        `metrics` (of the last epoch), and `command`, `commit`, `versions` and `started` of the run's provenance, as far
+        as they are known.
 
     Raises:
         UserError: where the run is not finished.
@@ -57,6 +58,7 @@ def about(run: TrainedRun, epoch: int = 0, **more: object) -> Record:
         "data": str(info.get("name", "")),
         "data_digest": str(run.result["data"]),
         "data_description": run.task.dataset.describe(info),
+        "data_caution": run.task.dataset.caution(info),
         "config": flatten(run.config),
         "metrics": {name: value for name, value in run.metrics.items() if finite(value)},
         **{name: made[name] for name in MADE if name in made},
@@ -76,13 +78,13 @@ def scale_of(run: TrainedRun) -> str:
     it is the largest of the task's whose whole numbers (epochs, steps, widths) the run has at least.
     """
     made = run.folder.provenance()
-    named, scales = made.get("scale"), run.task.scales()
+    named, scales = str(made.get("scale", "")), run.task.scales()
     if named not in scales:
         return ""
     sizes = {field for scale in scales.values() for field in {**scale.overrides, **scale.start}}
     changed = sizes & set(made["changed"])
     if not changed or not _smaller(run, named, changed):
-        return str(named)
+        return named
     return next((name for name in reversed(list(scales)) if not _smaller(run, name, sizes)), "")
 
 

@@ -12,11 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from pyarrow import fs
 from rich.console import RenderableType
 from rich.table import Table as Grid
 
-from retable.platform.errors import disk_errors
 from retable.platform.plan.cluster_spec import Cluster, NodeType, Prices
 from retable.platform.plan.graph import build, critical_path, train_key
 from retable.platform.plan.plan import Plan, Prediction, Training
@@ -213,14 +211,10 @@ def run_bytes(plan: Plan) -> tuple[float, list[str]]:
     done = {path: training.task.name for path, training in plan.trainings.items() if training.status == "done"}
     sizes: Counter[str] = Counter()
     if done:
-        storage = plan.storage
-        selector = fs.FileSelector(f"{storage.root}/runs", allow_not_found=True, recursive=True)
-        with disk_errors(str(storage)):
-            files = storage.filesystem.get_file_info(selector)
-        for info in files:
-            path = "/".join(info.path[len(storage.root) + 1 :].split("/", 3)[:3])
-            if path in done and info.type == fs.FileType.File:
-                sizes[done[path]] += info.size
+        for name, (size, _) in plan.storage.files("runs"):
+            path = "/".join(["runs", *name.split("/", 2)[:2]])
+            if path in done:
+                sizes[done[path]] += size
     wanted = Counter(training.task.name for training in plan.trainings.values())
     finished = Counter(done.values())
     total = sum(sizes[name] / finished[name] * wanted[name] for name in finished)

@@ -16,7 +16,6 @@ from retable.platform.config import fingerprint, override
 from retable.platform.errors import UserError, one_line
 from retable.platform.plan.plan import compile_plan
 from retable.platform.spec import task as tasks
-from retable.platform.store.cache import listed
 from retable.platform.store.query import Run, folders_in, list_runs
 from retable.platform.store.storage import Storage
 
@@ -176,7 +175,7 @@ def _unreferenced_in(
     unreferenced = []
     for task in of & set(folders_in(storage, top)):
         groups: dict[str, list[tuple[int, int]]] = {}
-        for path, stamp in listed(storage.filesystem, f"{storage.root}/{top}/{task}"):
+        for path, stamp in storage.files(f"{top}/{task}"):
             groups.setdefault(f"{top}/{task}/{path.split('/')[0]}", []).append(stamp)
         unreferenced += [
             _waste(path, stamps, f"unreferenced {what}") for path, stamps in groups.items() if not is_named(path)
@@ -186,10 +185,10 @@ def _unreferenced_in(
 
 def unused_bundles(storage: Storage, runs: Sequence[Run]) -> list[Unreferenced]:
     """Return the manifests of bundles of which no run, combination or measurement is here any more."""
-    about = dict(listed(storage.filesystem, f"{storage.root}/bundles"))
+    about = dict(storage.files("bundles"))
     used = {run.bundle for run in runs}
     for top in ("combinations", "measurements") if about else ():
-        for path, _ in listed(storage.filesystem, f"{storage.root}/{top}"):
+        for path, _ in storage.files(top):
             if path.endswith(".json") and not path.endswith("/shards.json"):
                 bundle = storage.read_record(f"{top}/{path}", {}).get("bundle")
                 used |= {str(bundle.get("id", ""))[:16]} if isinstance(bundle, dict) else set()
@@ -205,7 +204,7 @@ def measured(path: str, named: References) -> bool:
 def scratch(storage: Storage) -> list[Unreferenced]:
     """Return Ray's state of commands that were killed."""
     groups: dict[str, list[tuple[int, int]]] = {}
-    for path, stamp in listed(storage.filesystem, f"{storage.root}/.ray"):
+    for path, stamp in storage.files(".ray"):
         groups.setdefault(f".ray/{path.split('/')[0]}", []).append(stamp)
     return [_waste(path, stamps, "Ray's state, of a command that was killed") for path, stamps in groups.items()]
 

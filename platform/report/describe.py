@@ -14,7 +14,6 @@ from retable.platform.report.results import Cell, FilledReplicate, FilledTable, 
 from retable.platform.report.write import Request, kept_tables, read_request, request_slug
 from retable.platform.spec.table import Origin
 from retable.platform.store import provenance
-from retable.platform.store.cache import listed
 from retable.platform.store.index import Index
 from retable.platform.store.query import Files, folders_in, list_runs, look_at
 from retable.platform.store.run import RunFolder
@@ -158,7 +157,7 @@ def _replicate(replicate: FilledReplicate) -> Record:
 
 def describe_run(folder: RunFolder) -> Record:
     """Return a run in full, as plain data; corrupt files are named in `why` and left out."""
-    files: Files = dict(listed(folder.storage.filesystem, f"{folder.storage.root}/{folder.path}"))
+    files: Files = dict(folder.storage.files(folder.path))
     run = look_at(folder, files, Index(), 0, time.time())
     result = _read(folder, "result.json", files)
     log = _log(folder) if "metrics.jsonl" in files else {}

@@ -10,7 +10,7 @@ from retable.platform.report.results import Cell, FilledClaim, FilledRow, Filled
 from retable.platform.spec.claims import NOT_JUDGED, UNTESTED, Status
 from retable.platform.spec.table import Origin
 from retable.platform.store.provenance import UNKNOWN, name_of
-from retable.platform.text import and_more
+from retable.platform.text import and_more, clock, plural
 
 SMOKE = "smoke"
 """The scale that proves the path: its numbers are shown, and mean nothing."""
@@ -95,6 +95,18 @@ def commits(part: FilledTable) -> str:
     return f"Measured by {'; '.join(words)}." if words else ""
 
 
+def taken(part: FilledTable) -> str:
+    """Return how long the trainings behind a table took, in words; members of a stack share its time."""
+    times = [(run.get("usage", {}), run["provenance"].get("stack") or 1) for run in part.runs.values()]
+    known = [(usage, stack) for usage, stack in times if "cpu_seconds" in usage]
+    if not known:
+        return ""
+    core, gpu = (sum(usage.get(name, 0.0) / stack for usage, stack in known) for name in ("cpu_seconds", "gpu_seconds"))
+    words = f"{clock(core)} of one core" + (f" and {clock(gpu)} of a GPU" if gpu else "")
+    lacking = f"; of {len(times) - len(known)} more it is not known" if len(known) < len(times) else ""
+    return f"Its trainings took {words} ({plural(len(known), 'run')}{lacking})."
+
+
 def sent(part: FilledTable) -> bool:
     """Return whether all results of a table came in bundles."""
     found = [leaf for row in part.rows for each in row.replicates for leaf in each.origin.members or (each.origin,)]
@@ -149,7 +161,7 @@ def in_order(claims: Sequence[FilledClaim]) -> list[FilledClaim]:
 def markdown(part: FilledTable) -> str:
     """Return a section as Markdown."""
     lines = [f"## {part.name}: {part.title}", "", f"*{_plain(about(part))}.*", ""]
-    lines += [_plain(part.apart), ""] if part.apart else []
+    lines += [line for text in (part.caution, part.apart) if text for line in (_plain(text), "")]
     if part.scale == SMOKE:
         lines += ["> Smoke scale: this proves the path, its numbers mean nothing.", ""]
     if part.columns:
@@ -160,7 +172,7 @@ def markdown(part: FilledTable) -> str:
     lines += [f"*{_plain(line)}*\n" for line in bundled(part)]
     lines += [f"{commit_line}\n"] if (commit_line := commits(part)) else []
     lines += [*map(_claim_line, in_order(part.claims)), ""] if part.claims else []
-    if notes := [*([part.note] if part.note else []), *remarks(part)]:
+    if notes := [*filter(None, [part.note, taken(part)]), *remarks(part)]:
         lines += ["<details><summary>Settings and remarks</summary>", "", *(f"{_plain(note)}\n" for note in notes)]
         lines += ["</details>"]
     return "\n".join(lines).rstrip() + "\n"

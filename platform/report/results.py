@@ -45,8 +45,6 @@ from retable.platform.text import and_more
 if TYPE_CHECKING:
     import pandas as pd
 
-USAGE = ("seconds", "cpu_seconds", "gpu_seconds", "peak_memory", "peak_gpu_memory")
-"""What is told of a run's cost, as `result.json` has it."""
 SHOWN = 3
 """Pairs of epochs that a row's label names at most."""
 
@@ -154,6 +152,8 @@ class FilledTable:
     data: tuple[str, ...]
     """What each data set is, in words."""
     note: str
+    caution: str = ""
+    """What scores on these data do not show, in a sentence or more."""
     apart: str = ""
     """Why measured and published are not subtracted, in a sentence; empty where they are."""
     task_about: str = ""
@@ -308,6 +308,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
         verdicts = [
             (claim, judge_claim(claim, results, reads)) for claim, reads in zip(table.claims, judged, strict=True)
         ]
+        infos = list(_infos(plan, task, name))
         runs, reasons = _runs(plan, task, results), comparable.apart(plan, name, results)
         return FilledTable(
             name=name,
@@ -325,7 +326,8 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             ),
             claims=tuple(FilledClaim(claim.text, claim.ours, v.status, v.because) for claim, v in verdicts),
             axes={axis: tuple(levels) for axis in table.over if (levels := results.axis(axis))},
-            data=tuple(_data(plan, task, name)),
+            data=tuple(clean(task.dataset.describe(info)) for info in infos),
+            caution=" ".join(dict.fromkeys(text for info in infos if (text := clean(task.dataset.caution(info))))),
             note=" ".join(part for part in (table.note, adopted(task, results, runs)) if part),
             apart=comparable.sentence(task, reasons) if columns else "",
             task_about=task.about,
@@ -375,15 +377,15 @@ def _epochs_of(task: Task, replicate: Replicate) -> str:
     return f"{epoch} -> {shown:.0f}"
 
 
-def _data(plan: Plan, task: Task, name: str) -> Iterator[str]:
-    """Yield the descriptions of a table's datasets, each once."""
+def _infos(plan: Plan, task: Task, name: str) -> Iterator[Record]:
+    """Yield `dataset.json` of a table's datasets, each once."""
     readers: dict[str, list[RunFolder]] = {}
     for replicate in (each for rows in plan.replicates[name].values() for each in rows if each.config):
         run = RunFolder.of(plan.storage, task, replicate.config)
         readers.setdefault(task.dataset.where(replicate.config), []).append(run)
     for where, runs in readers.items():
         if (info := comparable.data_info(plan.storage, where, runs)) is not None:
-            yield clean(task.dataset.describe(info))
+            yield info
 
 
 def _came(bundle: object, made: Mapping[str, object]) -> dict[str, str]:
@@ -426,7 +428,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, Record]:
             result = folder.result() or {}
             states[folder.fingerprint] = {
                 "task": task.name,
-                "usage": {key: result[key] for key in USAGE if isinstance(result.get(key), (int, float))},
+                "usage": {"seconds": result.get("seconds", 0.0), **(result.get("used") or {})},
                 "curves": notebook.curves(folder.history())[:1],
                 "command": train_line(task, config),
                 "config": flatten(config),

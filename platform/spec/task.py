@@ -145,6 +145,8 @@ class Dataset:
     """(arrays, the data set, configs of the members) -> data. No arrays: it reads the data set itself, as a stream."""
     describe: Callable[[Info], str]
     """`dataset.json` -> the words a report puts beside every number that came from these data."""
+    caution: Callable[[Info], str] = lambda info: ""
+    """`dataset.json` -> a sentence on what scores on these data do not show, for reports and exported models."""
     published: Callable[[Info], bool] = lambda info: False
     """`dataset.json` -> whether these are the paper's own data; on others no published number is subtracted."""
     notes: Callable[[Sequence[OwnConfig], Source], Sequence[str]] = lambda configs, source: ()

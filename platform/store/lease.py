@@ -118,7 +118,9 @@ def acquire(folder: RunFolder, work: str, step: int, dead: int = 0) -> Lease:
     if last > dead and not is_over(before, work):
         raise LeaseLost([folder])
     if all(_died(folder, number, work, step) for number in range(last, last - DEATHS, -1)):
-        raise UserError(f"its process died {DEATHS} times at step {step}; it may need more memory than there is")
+        why = f"its process died {DEATHS} times at step {step}; it may need more memory than there is"
+        folder.fail(why)
+        raise UserError(why)
     name = os.urandom(8).hex()
     attempt = Lease(
         folder,

@@ -7,7 +7,9 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from retable.platform.console import errors as console
@@ -21,6 +23,8 @@ FIRST = 0.5
 """Seconds of the first pause."""
 AGAIN = 60.0
 """Seconds in which a storage that does not answer is told once."""
+_most: ContextVar[float] = ContextVar("most", default=math.inf)
+"""Seconds that this context waits at most."""
 _told: dict[str, float] = {}
 """Root -> when that was last told."""
 _answered: set[tuple[str, bool]] = set()
@@ -103,4 +107,14 @@ def patience() -> float:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise UserError(f"{PATIENCE}={text!r} is no number of seconds; unset it, or write 300")
-    return seconds
+    return min(seconds, _most.get())
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Wait no longer than this for a storage while the block runs: somebody waits for an answer."""
+    before = _most.set(seconds)
+    try:
+        yield
+    finally:
+        _most.reset(before)

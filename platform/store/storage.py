@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pyarrow import ArrowInvalid, fs
 
-from retable.platform.errors import Denied, Unreachable, UserError, disk_errors, redact
+from retable.platform.errors import Denied, Unreachable, UserError, disk_errors, passing_errors, redact
 from retable.platform.store import cache as snapshot
 from retable.platform.store.patience import has_answered, note_answer, patient
 
@@ -134,6 +134,13 @@ class Storage:
         names = [info.base_name for info in infos if info.type == fs.FileType.Directory]
         return sorted(name for name in names if not name.startswith("."))
 
+    def files(self, path: str) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield every file below a folder, by its path from there, with its size and time (ns)."""
+        if self.is_local:  # as it is walked: there may be a million
+            return snapshot.listed(self.filesystem, self._path(path))
+        with disk_errors(self._name(path)):
+            return iter(self.retried(path, lambda: [*snapshot.listed(self.filesystem, self._path(path))]))
+
     @patient
     def read(self, path: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError where there is none."""
@@ -153,6 +160,31 @@ class Storage:
         pq.write_table(table, file, **options)
         self.write(path, file.getvalue())
         return file.getvalue()
+
+    def read_table(self, path: str, **options: Any) -> Any:
+        """Return a Parquet file as an Arrow table; options are `pq.read_table`'s.
+
+        Raises:
+            Unreachable: where the storage does not answer for long.
+            OSError, pa.ArrowException: where the file is missing or damaged.
+        """
+        import pyarrow.parquet as pq
+
+        def read() -> Any:
+            with self.filesystem.open_input_file(self._path(path)) as file:
+                return pq.read_table(file, **options)
+
+        return self.retried(path, read)
+
+    @patient
+    def retried(self, path: str, read: Callable[[], T]) -> T:
+        """Return `read()`, which reads `path` through a library; it is called again while the storage does not answer.
+
+        Raises:
+            Unreachable: where it does not answer for long; other errors are those of `read`.
+        """
+        with passing_errors(self._name(path)):
+            return read()
 
     def read_json(self, path: str) -> Any:
         """Return a JSON file's content.

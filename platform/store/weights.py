@@ -19,6 +19,7 @@ from torch import Tensor
 from retable.platform.errors import UserError
 from retable.platform.store.run import contiguous, sha256
 from retable.platform.store.storage import Storage
+from retable.platform.text import and_more
 
 
 def read_bytes(file: Path) -> bytes:
@@ -46,7 +47,8 @@ def metadata(data: bytes) -> dict[str, str] | None:
 def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: bool = False) -> dict[str, Tensor]:
     """Read the tensors of a PyTorch or safetensors file; code in it is never run.
 
-    Those of a checkpoint lie under one of the names in `WRAPPERS`, or under one inside another.
+    Those of a checkpoint lie under one of the names in `WRAPPERS`, or under one inside another; of a checkpoint with
+    other names the inner dictionary with the most tensors is read.
 
     Args:
         file: what an error calls it.
@@ -70,13 +72,30 @@ def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: boo
             state = next((state[key] for key in WRAPPERS if isinstance(state.get(key), dict)), state)
     if not isinstance(state, dict):
         raise UserError(f"{file}: no state dict but a {type(state).__name__}; {known}")
-    tensors = {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    tensors = _named(state) or _named(_fullest(state))
+    if not tensors and state:
+        raise UserError(f"{file}: no tensors by name, but {and_more([str(key)[:40] for key in state], 4)}; {known}")
     sound = {
         name: value.detach()
         for name, value in tensors.items()
         if (integers or value.is_floating_point()) and value.layout == torch.strided and value.numel() <= len(data)
     }  # a repeated number can claim to be a tensor of any size
     return unwrapped(sound, *names)
+
+
+def _named(state: Mapping[object, object]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)}
+
+
+def _fullest(state: dict[object, object]) -> dict[object, object]:
+    """Return the dictionary with the most named tensors, this one or one inside it; the first of equals."""
+    found, seen = [state], {id(state)}
+    for each in found:  # it grows meanwhile; a dictionary may hold itself
+        for value in each.values():
+            if isinstance(value, dict) and id(value) not in seen:
+                seen.add(id(value))
+                found.append(value)
+    return max(found, key=lambda each: len(_named(each)))
 
 
 class _Unread:

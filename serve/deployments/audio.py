@@ -48,7 +48,7 @@ def recordings(index: Index) -> dict[str, Path]:
     return {identity(file.path): index.folder / file.path for file in index.files}
 
 
-def _nearest_reply(index: Index, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
+def _nearest_reply(index: Index, embedder: Embedder, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
     """Return the recordings nearest to a vector of words, and how unusual that is (`p`, `verdict`; see `null.py`)."""
     listed = search(index, vector, top)
     hits = [
@@ -61,7 +61,7 @@ def _nearest_reply(index: Index, vector: Float32[np.ndarray, " dimension"], top:
         }
         for hit in listed
     ]
-    return json_reply({"hits": hits, **judged(listed, p_value(index, listed))})
+    return json_reply({"hits": hits, **judged(listed, p_value(index, listed, embedder))})
 
 
 class AudioIndex:
@@ -80,7 +80,7 @@ class AudioIndex:
         """Return the recordings nearest to a vector of words, as the model embeds them."""
         self.refresh()
         refit = self.index.refit
-        return _nearest_reply(self.index, refit.apply(vector[None])[0] if refit else vector, top)
+        return _nearest_reply(self.index, self.embedder, refit.apply(vector[None])[0] if refit else vector, top)
 
     def add(self, body: bytes, name: str, storage: Storage) -> Reply:
         """Add a recording, so that the next query finds it; one at a time.

@@ -17,7 +17,7 @@ from retable.platform.spec.arrays import Array
 from retable.serve.ingress.replies import Reply, wrong
 from retable.tasks.weather.config import STEPS, View
 from retable.tasks.weather.metrics import MINUTES
-from retable.tasks.weather.tools.forecasts.netcdf import export
+from retable.tasks.weather.tools.forecasts.netcdf import comment, export
 
 Format = Literal["npz", "netcdf", "png", "gif"]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -43,6 +43,8 @@ class Forecast:
     """Which models made it, in words."""
     time: np.datetime64 | None = None
     """Of the last image, UTC, where it is known."""
+    caution: str = ""
+    """What the data that the forecasters were trained on do not show."""
 
 
 def written(forecast: Forecast, kind: Format, lead: int = 0) -> Reply:
@@ -84,7 +86,8 @@ def netcdf(forecast: Forecast) -> bytes:
     times = None if forecast.time is None else np.array([forecast.time])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "forecast.nc"
-        export(path, forecast.steps[None], times=times, region=forecast.region, attributes={"source": forecast.source})
+        attributes = {"source": forecast.source, **comment(forecast.caution)}
+        export(path, forecast.steps[None], times=times, region=forecast.region, attributes=attributes)
         return path.read_bytes()
 
 

@@ -27,6 +27,7 @@ from retable.serve.deployments.line import Line
 from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Json, Problem, Reply, returns_problems, wrong
+from retable.tasks.weather.answer import NOT_NAMED
 from retable.tasks.weather.combine import majority_vote, mean_probability
 from retable.tasks.weather.config import View
 from retable.tasks.weather.export import Exported, read_export
@@ -140,10 +141,12 @@ def work(forecaster: Exported, region: str, body: bytes) -> ForecastRequest:
     Raises:
         Problem: which says what was got and what is wanted.
     """
-    regions = forecaster.config.regions
-    if region not in regions:
-        problem = wrong("region", repr(region)[:60], f"one of {', '.join(regions)}")
-        raise problem if not region else problem.having(nearest=nearest(region, regions).removeprefix("; "))
+    try:
+        forecaster.forecaster.number(region)
+    except UserError as error:
+        regions = forecaster.config.regions
+        problem = wrong("region", repr(region)[:60], f"one of {', '.join(regions)}, which this climatology has seen")
+        raise (problem.having(nearest=nearest(region, regions).removeprefix("; ")) if region else problem) from error
     shape = (forecaster.config.inputs, len(CHANNELS), forecaster.size, forecaster.size)
     return ForecastRequest(forecaster, region, images_of(body, shape))
 
@@ -227,7 +230,11 @@ class Forecasters:
         time = moment(wanted.time)
         members = await self.line.run(forecasts)
         source = f"retable, {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else "retable"
-        made = maps.Forecast(joined(members, wanted), region, f"{source}; files {', '.join(sha256s)}", time)
+        cautions = dict.fromkeys(str(self.forecasters[sha256].about.get("data_caution", "")) for sha256 in sha256s)
+        source = f"{source}; files {', '.join(sha256s)}"
+        made = maps.Forecast(
+            joined(members, wanted), region or NOT_NAMED, source, time, " ".join(filter(None, cautions))
+        )
         return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
 
     async def ready(self, sha256s: Sequence[str]) -> Reply:

@@ -87,6 +87,15 @@ ANSWERS: dict[tuple[str, str], Json] = {
     ("/v1/jobs/{id}/file", "get"): {"video/mp4": FILE, "video/webm": FILE, "video/x-matroska": FILE},
 }
 """Path and method -> what is answered. Routes that are not here say it themselves."""
+RANGED = ("/v1/audio/{id}", "/v1/jobs/{id}/file")
+"""Paths of files, of which a range of bytes can be asked for."""
+RANGE = {
+    "name": "Range",
+    "in": "header",
+    "description": "one range of bytes, `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-LAST`; none: the whole file",
+    "schema": TEXT,
+    "example": "bytes=0-999",
+}
 
 
 def describe(app: FastAPI, models: Sequence[Model]) -> None:
@@ -118,6 +127,9 @@ def _complete(operation: Json, path: str, method: str, models: Sequence[Model]) 
     if (path, method) in ANSWERS:
         good = next(status for status in responses if status.startswith("2"))
         responses[good]["content"] = ANSWERS[path, method]
+        if path in RANGED:
+            responses["206"] = {"description": "The bytes that were asked for", "content": ANSWERS[path, method]}
+            operation.setdefault("parameters", []).append(RANGE)
     examples = {str(each.status): {"value": json.loads(each.reply().body)} for each in EXAMPLES}
     content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}}
     responses["default"] = {"description": "Refused", "content": content}
@@ -133,7 +145,7 @@ def _complete(operation: Json, path: str, method: str, models: Sequence[Model]) 
         regions = [region for model in models if model.task == "weather" for region in model.about.get("regions", ())]
         if (path, parameter["name"]) == ("/v1/weather", "region") and regions:
             parameter["example"] = regions[0]
-            parameter["schema"] = _one_of(parameter["schema"], regions)
+            parameter["schema"]["examples"] = list(dict.fromkeys(regions))  # networks forecast any region
 
 
 def _one_of(schema: Json, words: Sequence[str]) -> Json:

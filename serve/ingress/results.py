@@ -11,10 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pyarrow import fs
 
-from retable.platform.errors import UserError, nearest
+from retable.platform.errors import Unreachable, UserError, disk_errors, nearest
 from retable.platform.report.html import PAPERS, rank
 from retable.platform.report.render import about, measured, number, remarks, state
 from retable.platform.report.results import Cell, FilledReplicate, FilledTable, slug_of
@@ -71,7 +72,9 @@ class Tables:
             return []
         folder = fs.FileSelector(f"{self.storage.root}/{FOLDER}", allow_not_found=True)
         parts = []
-        for file in sorted(self.storage.filesystem.get_file_info(folder), key=lambda info: str(info.base_name)):
+        with disk_errors(FOLDER):
+            files = self.storage.retried(FOLDER, partial(self.storage.filesystem.get_file_info, folder))
+        for file in sorted(files, key=lambda info: str(info.base_name)):
             name, stamp = str(file.base_name), (file.size, file.mtime_ns)
             if name.endswith(".json") and self.known.get(name, (None, None))[0] != stamp:
                 self.known[name] = stamp, read_table(self.storage, f"{FOLDER}/{name}")
@@ -143,10 +146,16 @@ class Tables:
 
 
 def read_table(storage: Storage, path: str) -> FilledTable | None:
-    """Return a kept table; nothing where the file is none, half of one, or too large to be one."""
+    """Return a kept table; nothing where the file is none, half of one, or too large to be one.
+
+    Raises:
+        Unreachable: where the storage does not answer.
+    """
     try:
         data = storage.read(path)
         return FilledTable.of_json(json.loads(data)["table"]) if len(data) <= LARGEST else None
+    except Unreachable:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, OSError, UserError):
         return None
 

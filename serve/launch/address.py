@@ -15,6 +15,8 @@ from pathlib import Path
 from retable.platform.errors import UserError
 
 SHORTEST_TOKEN = 16
+HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+])(:(?!(80|443)$)\d{1,5})?|[\da-f.]*(:[\da-f.]*){2,}", re.IGNORECASE)
+"""A name or an address, and a port that is not usual; an address of IPv6 also without brackets."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Names of this machine that nobody else's name server can give away."""
 
@@ -49,13 +51,24 @@ class Address:
         Pages of other sites reach a server of this machine by a name of theirs that leads here (DNS rebinding). Where
         others can reach it anyway, the token keeps them out.
         """
-        named = (*LOOPBACK, self.host, *(name.lower() for name in self.allowed))
+        named = (*LOOPBACK, self.host, *map(host_name, self.allowed))
         return tuple(dict.fromkeys(named)) if loopback(self.host) else ()
 
     @property
     def digest(self) -> str:
         """What the replicas know of the token."""
         return hashlib.sha256(self.token.encode()).hexdigest() if self.token else ""
+
+
+def host_name(word: str) -> str:
+    """Return a host's name as requests have it in their header: in lower case, a port only where it is not usual.
+
+    Raises:
+        UserError: on what no request can have there, such as a URL.
+    """
+    if not HOST.fullmatch(word):
+        raise UserError(f"{word!r} is no name of a host; write it as browsers show it, without scheme, path and port")
+    return word.lower()
 
 
 def check_name(name: str) -> None:

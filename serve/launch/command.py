@@ -11,12 +11,13 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from retable.platform import ray_compat
 from retable.platform.console import console, errors, print_lines
@@ -34,13 +35,14 @@ from retable.platform.spec.extras import check
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.subprocess_call import IsolatedCall
 from retable.serve.ingress.replies import Json
-from retable.serve.launch.address import Address, check_name, check_port, loopback, read_token
+from retable.serve.launch.address import Address, check_name, check_port, host_name, loopback, read_token
 from retable.serve.launch.choice import Wanted, choose_models, servable
 from retable.serve.launch.models import Model, describe
 
 if TYPE_CHECKING:
     from retable.serve.application import Arguments
 
+T = TypeVar("T")
 PATIENCE = 20.0
 """Seconds that what was begun has to be answered when the server ends."""
 WATCH, MISSED = 1.5, 3
@@ -72,6 +74,8 @@ def run(wanted: Json, storage: str, address: Json, replicas: Sequence[str], conf
     at = Address(address["host"], address["port"], token, tuple(address["allowed"]), address["name"])
     if not config and not cluster_address():  # on a cluster, Serve may be there already
         check_port(at.host, at.port)
+    for word in at.allowed:
+        host_name(word)
     if at.allowed and not token:
         errors.print(f"note: whoever reaches {at.allowed[0]} may ask, as there is no token", markup=False)
     where, chosen = Storage.open(storage), Wanted(**wanted)
@@ -91,28 +95,48 @@ def run(wanted: Json, storage: str, address: Json, replicas: Sequence[str], conf
         return
     with hangups() as heard, serving(models, where, at, chosen.index, least) as swap:
         while hangup(heard):
-            models = renew(models, chosen, where, swap)
+            models = watched(partial(renew, models, chosen, where, swap))
 
 
 def hangup(heard: queue.SimpleQueue[int]) -> bool:
     """Wait for a SIGHUP while Ray lives; return whether there was one."""
 
-    def wait(seconds: float) -> bool:
+    def told(seconds: float) -> bool:
         with suppress(queue.Empty):
             return bool(heard.get(timeout=seconds))
         return False
 
-    return _lives_until(wait)
+    return _lives_until(told)
 
 
-def _lives_until(wait: Callable[[float], bool]) -> bool:
+def _lives_until(ended: Callable[[float], bool]) -> bool:
     """Wait, some seconds at a time, until that gives true; return whether Ray has lived as long."""
     missed = 0
     while missed < MISSED:
-        if wait(WATCH):
+        if ended(WATCH):
             return True
         missed = 0 if ray_compat.connected() else missed + 1
     return False
+
+
+def watched(work: Callable[[], T]) -> T:
+    """Return `work()`, done in a thread while Ray lives.
+
+    Raises:
+        SystemExit: where Ray has ended meanwhile; `leave` says so.
+    """
+    done: Future[T] = Future()
+
+    def doing() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # of whatever kind, it is the caller's
+            done.set_exception(error)
+
+    threading.Thread(target=doing, daemon=True).start()
+    if not _lives_until(lambda seconds: bool(wait([done], seconds).done)):
+        raise SystemExit(1)
+    return done.result()
 
 
 @contextmanager
@@ -211,7 +235,7 @@ def serving(
         where: Json = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
         serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
         swap = partial(deploy, address, arguments, storage, scaling)
-        swap(models)
+        watched(partial(swap, models))
         show(models, address)
         began = True
         yield swap
@@ -266,25 +290,31 @@ def leave(name: str) -> None:
     """
     import ray
 
+    last = _exit_after(PATIENCE + LAST)
     gone = ray.is_initialized() and not ray_compat.connected()
     if ray.is_initialized() and name and not gone:
-        ending = threading.Thread(target=end, args=(name,), daemon=True)
-        ending.start()
-
-        def wait(seconds: float) -> bool:
-            ending.join(seconds)
-            return not ending.is_alive()
-
-        gone = not _lives_until(wait)
+        try:
+            watched(partial(end, name))
+        except SystemExit:
+            gone = True
+        except Exception as error:  # whatever it is, the server ends
+            errors.print(f"note: {name} is not removed from its cluster ({one_line(error)})", markup=False)
     if gone:
+        last.cancel()
+        last = _exit_after(ENDING)
         errors.print("error: Ray has ended under the server; start it again")
-    last = threading.Timer(ENDING if gone else LAST, os._exit, (1,))
-    last.daemon = True
-    last.start()
     end_ray()
     if gone:
         raise SystemExit(1)
     last.cancel()
+
+
+def _exit_after(seconds: float) -> threading.Timer:
+    """End this process after so many seconds, unless it is cancelled."""
+    last = threading.Timer(seconds, os._exit, (1,))
+    last.daemon = True
+    last.start()
+    return last
 
 
 def end(name: str) -> None:
@@ -293,8 +323,10 @@ def end(name: str) -> None:
 
     drain(name)
     if cluster_address():
-        serve.delete(name)
-        ray_compat.release(name)
+        try:
+            serve.delete(name)
+        finally:
+            ray_compat.release(name)
 
 
 def deploy(
@@ -310,22 +342,27 @@ def deploy(
         UserError: where a deployment does not come up.
     """
     from ray import serve
+    from ray.exceptions import RayError
 
     from retable.serve.application import LOGS, NAME, assemble, served
 
     name, made = address.name or NAME, assemble(arguments, storage, served(models), scaling)
     try:
         serve.run(made, name=name, route_prefix=address.prefix, logging_config=LOGS)
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError, RayError) as error:
         raise UserError(f"serve: a deployment does not start: {reason(error, name)}") from error
 
 
-def reason(error: RuntimeError, name: str) -> str:
+def reason(error: Exception, name: str) -> str:
     """Return why an application does not start: the last line of what a replica says, or of the error."""
     from ray import serve
+    from ray.exceptions import RayError
 
-    deployments = serve.status().applications[name].deployments if name in serve.status().applications else {}
-    texts = [each.message for each in deployments.values() if each.status == "DEPLOY_FAILED"] or [str(error)]
+    texts = [str(error) or type(error).__name__]
+    with suppress(RayError, TimeoutError):  # Serve's controller may be what is gone
+        if running := serve.status().applications.get(name):
+            failed = [each.message for each in running.deployments.values() if each.status == "DEPLOY_FAILED"]
+            texts = failed or texts
     return texts[0].strip().splitlines()[-1].rpartition("UserError: ")[2]
 
 

@@ -82,7 +82,8 @@ def index(
     where, info = Storage.open(storage), read_info(out)
     if not (model or info):
         raise UserError(f"--model: {out} is a new index; give a run's fingerprint or a file of `retable audio export`")
-    embedder = open_embedder(model or (info or {})["source"], where, device)
+    source, say = model or (info or {})["source"], lambda line: errors.print(f"note: {line}", markup=False)
+    embedder = open_embedder(source, where, device, say=say)
     check_scale(embedder, anyway)
     remote = partial(over_ray, source=embedder.source, storage=where, device=device, folder=folder) if ray else None
     begun = time.monotonic()
@@ -132,7 +133,7 @@ def search(
 ) -> None:
     """Find recordings by words, by a recording, or by both: score (a cosine), second of the best segment, file.
 
-    A note says where words at random find as much so often that the sound is perhaps, or probably, not here.
+    A note says where random words score as high so often that the sound is perhaps not here; hits are shown anyway.
 
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
@@ -153,8 +154,12 @@ def search(
     query = query_vector(embedder, words, like, opened.refit, avoid)
     itself = digest(like) if like is not None and not words else ""
     hits = find(opened, query, top, Among(min_seconds, under, name), itself)
-    p = p_value(opened, hits) if like is None else None
-    said = told(opened, hits, p, like is None)
+    alone = like is None and not avoid
+    p = p_value(opened, hits, embedder) if alone else None
+    said = told(opened, hits, p, alone)
+    filters = {"--min-seconds": f"{min_seconds:g}" if min_seconds else "", "--under": under, "--name": name}
+    if not hits and (given := " ".join(f"{option} {value}" for option, value in filters.items() if value)):
+        said = f"no recording of the index passes {given}"
     for hit, is_good in [(numbered(number, hits), is_good) for number, is_good in marks]:  # all, or none
         mark(opened, words, hit, is_good)
     if page:
@@ -222,7 +227,7 @@ def shell(
             opened = refresh(opened)
             query = query_vector(embedder, typed.strip(), None, opened.refit)
             words, hits = typed.strip(), find(opened, query, top)
-            said = told(opened, hits, p_value(opened, hits))
+            said = told(opened, hits, p_value(opened, hits, embedder))
             print_lines((*([said] if said else []), *lines(hits)))
         except UserError as error:
             errors.print(str(error), markup=False)
@@ -307,6 +312,8 @@ def finetune(
     """Train on your own recordings and captions, from a trained model or from none.
 
     The CSV is imported as a data set (broken files are named and left out), and trained on with the paper's settings.
+    The model's anchors (for words on which it was not trained) are not carried over: fit them again to the export
+    (`retable audio anchors`).
 
     Example: `retable audio finetune sounds.csv --from passt-scenes`
     """
@@ -326,6 +333,34 @@ def finetune(
     for metric, value in run.metrics.items():
         console.print(f"  {metric}  {value:.6g}")
     console.print(f"search with it: retable audio index FOLDER --model {run.fingerprint[:8]}")
+
+
+@app.command()
+def anchors(
+    file: Annotated[Path, typer.Argument(help="A file of `retable audio export`; the anchors are written into it.")],
+    folder: Annotated[Path, typer.Argument(help="Labelled recordings in ESC's layout; fold 5 is left out.")],
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A data set that the model was trained on; its words count as known (default: generated)."),
+    ] = None,
+    storage: Where = "results",
+) -> None:
+    """Fit a model's anchors, by which words are searched on which it was not trained, such as synonyms.
+
+    Recordings of ESC-10's classes are used; a kind of sound without recordings is placed by its words.
+
+    Example: `retable audio anchors sounds.safetensors ~/ESC-10 --data sounds`
+    """
+    from retable.tasks.audio.tools.search.anchors import fit_file
+
+    made = fit_file(file, folder, data or (), Storage.open(storage))
+    used, passed = (
+        ", ".join(f"{name} ({count})" for name, count in sorted(each.items())) for each in (made.heard, made.passed)
+    )
+    left = f"; of no known class, not used: {passed}" if passed else ""
+    words = f"those of {', '.join(data)}" if data else "those of the generator; name others by --data"
+    console.print(f"{file}: anchors by recordings of {used}{left}", markup=False)
+    console.print(f"{made.words} words count as trained on: {words}", markup=False)
 
 
 @app.command()

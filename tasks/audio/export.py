@@ -116,9 +116,16 @@ def write_adopted(pair: Exported | Clap, **more: Any) -> bytes:
 
 def with_anchors(data: bytes, anchors: Anchors) -> bytes:
     """Return an exported file that searches unknown words by anchors; see `search.anchors.fit`."""
-    tensors = {name: tensor for name, tensor in load(data).items() if not name.startswith(PREFIX)}
+    tensors = load(without_anchors(data))
     tensors |= {name: torch.from_numpy(array.copy()) for name, array in anchors.tensors().items()}
     return export.sealed(tensors, weights.metadata(data) or {})
+
+
+def without_anchors(data: bytes) -> bytes:
+    """Return an exported file that holds no tensors but the network's; one without anchors as it is."""
+    tensors = load(data)
+    network = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+    return data if len(network) == len(tensors) else export.sealed(network, weights.metadata(data) or {})
 
 
 def read_export(data: bytes, name: str) -> Exported | Clap:

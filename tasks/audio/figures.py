@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import MaxNLocator
@@ -19,11 +21,11 @@ def validation_losses(replicate: Replicate) -> Array:
     return np.array([row["validation_loss"] for row in replicate.history], np.float64)
 
 
-def draw_validation(results: Results) -> Drawing:
+def draw_validation(results: Results, labels: Sequence[str]) -> Drawing:
     """Draw the validation loss over epochs: a line a row through the means of its runs, bars from least to largest."""
     drawing = Drawing(figsize=(6, 3.8), layout="constrained")
     axis = drawing.subplots()
-    found = {label: rows for label, rows in results.replicates.items() if rows}
+    found = {label: rows for label in labels if (rows := results.select(label))}
     for number, (label, rows) in enumerate(found.items()):
         losses = np.stack([validation_losses(replicate) for replicate in rows])
         mean = losses.mean(axis=0)

@@ -31,6 +31,7 @@ from retable.tasks.rl.tables import (
     DENSE,
     DENSE_INDEXED,
     DENSE_MODEL,
+    DENSE_RAW,
     ENVIRONMENTS,
     FORMATS,
     GRASP_FILES,
@@ -158,21 +159,26 @@ def beats_controls(results: Results, method: str, sparsity: float, policy: str) 
 
 
 def beats(results: Results, ours: Row, control: Row, policy: str, chances: int = 1) -> Verdict:
-    """Compare two rows run by run, paired by environment and seed: the mean over environments of their mean gaps.
+    """Compare two rows run by run (`contrast`)."""
+    return contrast(results, ((ours, 1), (control, -1)), policy, chances)
+
+
+def contrast(results: Results, weights: Sequence[tuple[Row, int]], policy: str, chances: int = 1) -> Verdict:
+    """Judge whether a weighted sum of rows is above 0, paired by environment and seed: the mean over environments.
 
     Args:
         results: of the table.
-        ours: a row.
-        control: another.
-        policy: of both.
+        weights: rows, each with its weight in the sum.
+        policy: of all.
         chances: comparisons of which any decides when it is lost; where the mean is a loss, the interval is so much
             wider (Bonferroni).
     """
     environments = [e for e in results.axis("environment") if learned(results, e, policy, COMPARABLE) is None]
     if not environments:
         return untested(f"no environment in which the dense network has learned, with {LEAST} seeds")
-    every = paired(results, (ours, control), "behaviour_share", view_policy=policy)
-    gaps = [every[e][0] - every[e][1] for e in environments if e in every and every[e].shape[1] >= LEAST]
+    rows, factors = zip(*weights, strict=True)
+    every = paired(results, rows, "behaviour_share", view_policy=policy)
+    gaps = [factors @ every[e] for e in environments if e in every and every[e].shape[1] >= LEAST]
     if not gaps:
         return untested("runs are missing")
     loses = seed_mean(gaps)[0] < 0
@@ -181,16 +187,25 @@ def beats(results: Results, ours: Row, control: Row, policy: str, chances: int =
 
 
 def needs_standardized(method: str, name: str) -> list[Claim]:
-    """Return our claims on what raw states cost a method at 95 %: inputs of the decoder, and return."""
+    """Return our claims on what raw states cost a method at 95 %: inputs of the decoder, and return.
+
+    The last ones subtract what they cost the dense network: the rest is what pruning on raw states costs.
+    """
     ours, raw = pruned(method, 0.95), pruned(method, 0.95, "raw")
-    text = f"Without standardized states {name} at 95 % leaves inputs without a path to the output."
+    higher = ((ours, 1), (raw, -1))
+    more = (*higher, (DENSE, -1), (DENSE_RAW, 1))
+    text = f"Without standardized states {name} at 95 % leaves inputs of the decoder without a path to the output."
     return [
         Claim(text=text, check=partial(leaves_blind, ours=ours, raw=raw), ours=True),
         *(
             Claim(
-                text=f"{name} at 95 % scores higher on standardized states than on raw ones ({policy.upper()}).",
-                check=partial(scores_higher, ours=ours, other=raw, policy=policy),
+                text=f"{name} at 95 % {text} ({policy.upper()}).",
+                check=partial(in_words, weights=weights, policy=policy),
                 ours=True,
+            )
+            for text, weights in (
+                ("scores higher on standardized states than on raw ones", higher),
+                ("loses more by raw states than the dense network does", more),
             )
             for policy in ("bcq", "bc")
         ),
@@ -216,9 +231,9 @@ def leaves_blind(results: Results, ours: Row, raw: Row) -> Verdict:
     return Verdict(status, f"blind inputs of the decoder by seed, raw and standardized: {'; '.join(shown)}")
 
 
-def scores_higher(results: Results, ours: Row, other: Row, policy: str) -> Verdict:
-    """Compare two rows run by run, in words that stand alone."""
-    found = beats(results, ours, other, policy)
+def in_words(results: Results, weights: Sequence[tuple[Row, int]], policy: str) -> Verdict:
+    """Judge a sum of rows (`contrast`) in words that stand alone."""
+    found = contrast(results, weights, policy)
     if found.status == UNTESTED:
         return found
     return found.noted(f"; gaps in the behaviour's return, {updates(results)}")

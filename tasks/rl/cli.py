@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from torch import Tensor
@@ -35,6 +35,9 @@ from retable.tasks.rl.formats.sizes import file_bytes
 from retable.tasks.rl.play.evaluate import check_sizes
 from retable.tasks.rl.recordings import d4rl
 from retable.tasks.rl.recordings.prepare import make_recording
+
+if TYPE_CHECKING:
+    from retable.platform.store.download import Published
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -110,12 +113,31 @@ def fetch(
     root = Storage.open(storage)
     place = folder or download.default_folder(root, "rl")
     until = download.deadline(limit)
-    for wanted in [download.choose(published, name) for name in names]:
+    chosen = [download.choose(published, name) for name in names]
+    for wanted in chosen:
+        _check_new(root, wanted, replace)
+    for wanted in chosen:
         files = download.fetch(wanted, place, partial(consent, yes=yes), progress_bar, mirror=mirror, until=until)
         if wanted.hub:
             _tell(import_minari(place / wanted.hub.folders[0], root, replace=replace))
         else:
             _tell(data.convert(files[0], root, replace=replace))
+
+
+def _check_new(root: Storage, wanted: Published, replace: bool) -> None:
+    """Refuse a published set that the storage has, before it is downloaded.
+
+    Raises:
+        UserError: then, unless it is to be replaced.
+    """
+    for file in wanted.files:
+        known = d4rl.D4RL["files"][file.checksum.removeprefix("sha256:")]
+        data.check_new(data.folder(root, known["environment"], known["name"]), replace)
+    for below in wanted.hub.folders if wanted.hub else ():
+        for environment in root.list("data/rl"):
+            target = data.folder(root, environment, f"minari-{below.rpartition('/')[2]}")
+            if target.exists("dataset.json") and str(target.read_json("dataset.json")["minari"]["id"]).endswith(below):
+                data.check_new(target, replace)
 
 
 def make(
@@ -190,8 +212,10 @@ def check(
 def convert(
     source: Annotated[Path, typer.Argument(help="A D4RL .hdf5 file, e.g. hopper_expert-v2.hdf5.")],
     storage: Where = "results",
-    env: Annotated[str | None, typer.Option(help="Environment, where the file's name does not say it.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the data set (default: from the file's name).")] = None,
+    env: Annotated[
+        str | None, typer.Option(help="Environment of a file that is neither D4RL's (by SHA-256) nor our recording.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the data set, of a file that is not D4RL's.")] = None,
     simulator: Annotated[
         str | None, typer.Option(help="Version of the environment that a file of your own was recorded in (v5).")
     ] = None,
@@ -243,7 +267,10 @@ def export(
     run: Run,
     file: Annotated[Path, typer.Argument(help="The file to write, e.g. policy.rtsn.")],
     storage: Where = "results",
-    policy: Annotated[str, typer.Option(help="Weights to write: bcq, bc, or all for those of training too.")] = "bcq",
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Weights to write: bcq, bc, or all for those of training too (default: what the run plays)."),
+    ] = None,
     precision: Annotated[str, typer.Option(help="float32 (exact), float16 or int8.")] = "float32",
     epoch: Epoch = 0,
     licence: Licence = "",
@@ -255,11 +282,11 @@ def export(
     from retable.platform.models.export import export
     from retable.tasks.rl.export import POLICIES
 
-    if policy not in POLICIES:
+    if policy not in (None, *POLICIES):
         raise UserError(f"--policy {policy}: use {', '.join(POLICIES)}")
     if precision not in TYPES:
         raise UserError(f"--precision {precision}: use {', '.join(TYPES)}")
-    options = {"epoch": epoch, "policy": policy, "precision": precision, "licence": licence}
+    options = {"epoch": epoch, "policy": policy or "", "precision": precision, "licence": licence}
     loaded = export("rl", run, storage, file, SUFFIX, **options)
     dense = file_bytes(loaded.weights(epoch))
     ratio = dense / file.expanduser().stat().st_size
@@ -271,7 +298,7 @@ def play(
     run: Annotated[str, typer.Argument(help=f"A run's fingerprint, or its first digits; or a {SUFFIX} file.")],
     storage: Where = "results",
     policy: Annotated[
-        str | None, typer.Option(help="bcq or bc (default: bcq, or what a file was written for).")
+        str | None, typer.Option(help="bcq or bc (default: bcq where it was trained, or what a file was written for).")
     ] = None,
     episodes: Annotated[int, typer.Option(help="Episodes to play.", min=1)] = 10,
     epoch: Epoch = 0,
@@ -283,6 +310,7 @@ def play(
     """
     from retable.platform import api
     from retable.platform.execute.scoring import score_weights
+    from retable.tasks.rl.export import own_policy
 
     changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
     if run.endswith(SUFFIX):
@@ -299,7 +327,7 @@ def play(
     else:
         loaded = api.load(run, storage, task="rl")
         console.print(loaded.task.dataset.describe(loaded.source.info))
-        scores = loaded.score({**changes, "policy": policy or "bcq"})
+        scores = loaded.score({**changes, "policy": policy or own_policy(loaded.config)})
     for name, value in scores.items():
         console.print(f"  {name}  {value:.6g}")
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from retable.platform.errors import UserError, words
@@ -32,6 +31,7 @@ from retable.tasks.rl.play.evaluate import Spaces, check_sizes, spaces, versions
 from retable.tasks.rl.play.states import Standard
 from retable.tasks.rl.recordings.d4rl import (
     TOLERANCE,
+    contradicted,
     end_defects,
     identify,
     impostor,
@@ -269,6 +269,8 @@ def inspect(
     try:
         with opened(source):
             pass
+        if why := contradicted(source, environment):
+            raise UserError(why)
         named, version = named_environment(source)
         environment = environment or named
         space = environment and _space(source, environment, simulator or version)
@@ -297,7 +299,7 @@ def check(where: Storage | Path) -> list[str]:
         return [str(error)]
     found = [] if _digest(storage, info) == info["digest"] else [CHANGED]
     wrong = list(_row_defects(table, info))
-    return [f"{storage}: {line}; {REMEDY}" for line in [*found, *(wrong or _end_defects(arrays(table)))]]
+    return [f"{storage}: {line}; {REMEDY}" for line in [*found, *(wrong or _end_defects(arrays(table), info))]]
 
 
 def _digest(storage: Storage, info: Mapping[str, Any]) -> str:
@@ -346,11 +348,15 @@ def _row_defects(table: pa.Table, info: Mapping[str, Any]) -> Iterator[str]:
         yield "an episode goes on after its end ('terminal' or 'timeout')"
 
 
-def _end_defects(values: Mapping[str, Array]) -> list[str]:
+def _end_defects(values: Mapping[str, Array], info: Mapping[str, Any]) -> list[str]:
     """Return a line for each kind of wrong end in columns that are sound otherwise.
 
     Successors that were read off the next row say nothing of ends, and which were is not known any more.
     """
+    try:
+        limit = spaces(simulator(info["environment"], info)).steps
+    except UserError:  # an environment that is not installed here
+        limit = None
     rows = Rows(
         observations=values["observation"],
         actions=values["action"],
@@ -359,6 +365,7 @@ def _end_defects(values: Mapping[str, Array]) -> list[str]:
         timeouts=values["timeout"],
         successors=values["next_observation"],
         last=np.append(np.diff(values["episode"]) != 0, True),
+        limit=limit,
     )
     return list(find_ends(rows, genuine=False).lines(lambda row: f"row {row}"))
 
@@ -369,9 +376,8 @@ def _table(storage: Storage, info: Mapping[str, Any]) -> pa.Table:
 
 
 def _read_part(storage: Storage, info: Mapping[str, Any], number: int) -> pa.Table:
-    part = f"{storage.root}/{_part(number)}"
     try:
-        table = pq.read_table(part, filesystem=storage.filesystem)
+        table = storage.read_table(_part(number))
     except FileNotFoundError as error:
         raise UserError(f"{storage}: {_part(number)} is missing; {REMEDY}") from error
     except (pa.ArrowInvalid, OSError) as error:

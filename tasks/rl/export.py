@@ -89,9 +89,14 @@ def write_export(
     Raises:
         UserError: where the epoch was not kept, or as `write_policy`.
     """
-    chosen = policy or ("bc" if isinstance(run.config.algorithm, Bc) else "bcq")
+    chosen = policy or own_policy(run.config)
     said = export.about(run, epoch, **more)
     return write_policy(run.config, run.source.info, run.weights(epoch), chosen, precision, said)
+
+
+def own_policy(config: Config) -> Literal["bcq", "bc"]:
+    """Return the policy of a run where none is asked for: `bc` where it trained the VAE alone."""
+    return "bc" if isinstance(config.algorithm, Bc) else "bcq"
 
 
 def read_export(data: bytes, name: str) -> Exported:

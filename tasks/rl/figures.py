@@ -48,6 +48,7 @@ LINES: Mapping[str, Mapping[str, Any]] = {
     label("snip", 0.5): {**STYLES["snip"], "linestyle": ":"},
     label("snip", 0.9): {**STYLES["snip"], "linestyle": "--"},
     **{label(method, 0.95): style for method, style in STYLES.items()},
+    "dense, raw states": {"marker": ".", "linestyle": "-.", "fillstyle": "none"},
     **{label(method, 0.95, "raw"): {**STYLES[method], "linestyle": "-.", "fillstyle": "none"} for method in PRUNERS},
 }
 """Rows whose learning is shown, and how they are drawn."""
@@ -162,9 +163,10 @@ def beside_controls(
             thin = {"linewidth": 1, "elinewidth": 0.7, "markersize": 4.5}
             name = NAMES[other] + (", raw states" if states == "raw" else "")
             axis.errorbar(list(found), means, yerr=whiskers, label=name, **thin, **style)
-    dense = final(results, "dense", metric, **at)
-    if dense.size:
-        axis.axhline(dense.mean(), color=COLOURS[policy], linewidth=1, linestyle="--", label="dense")
+    for row, style in (("dense", "--"), ("dense, raw states", ":")):
+        dense = final(results, row, metric, **at)
+        if dense.size:
+            axis.axhline(dense.mean(), color=COLOURS[policy], linewidth=1, linestyle=style, label=row)
     axis.set_xscale("log")
     axis.set_xticks(kept, [f"{100 * sparsity:.0f}" for sparsity in high])
     axis.set_xticks([], minor=True)

@@ -29,8 +29,8 @@ class Reduced:
     environments: Sequence[str] = ENVIRONMENTS
     counted: Collection[float] | None = None
     """Sparsities of the rows that are only counted; None: all."""
-    raw: Mapping[str, Sequence[float]] = field(default_factory=lambda: dict.fromkeys(METHODS, RAW))
-    """Of each method, the sparsities that are played on raw states."""
+    raw: Mapping[str, Sequence[float]] = field(default_factory=lambda: {"dense": (0,), **dict.fromkeys(METHODS, RAW)})
+    """Of each method, the sparsities that are played on raw states; 0 is the dense network's."""
     everywhere: Collection[str] | None = None
     """Labels of rows that are played in every environment, the others in the first alone; None: all."""
     training: Mapping[str, object] = field(default_factory=dict)
@@ -48,8 +48,8 @@ class Reduced:
         if row.view is None:
             left_out = self.counted is not None and own.get("prune.sparsity") not in (None, *self.counted)
             return "at other sparsities" if left_out else row
-        played = self.raw if "states" in own else self.sparsities
-        if "prune.sparsity" in own and own["prune.sparsity"] not in played.get(str(own["prune"]), ()):
+        played = self.raw if "states" in own else {"dense": (0,), **self.sparsities}
+        if own.get("prune.sparsity", 0) not in played.get(str(own["prune"]), ()):
             return "at other sparsities"
         alone = self.everywhere is not None and row.label not in self.everywhere
         place = {"environment": self.environments[0]} if alone and "environment" not in own else {}
@@ -75,7 +75,7 @@ QUICK = Reduced(
 )
 SMALL = Reduced(
     sparsities={**dict.fromkeys(METHODS, (0.95,)), **dict.fromkeys(("snip", "grasp"), (0.8, 0.9, 0.95, 0.99))},
-    raw=dict.fromkeys(("snip", "grasp"), (0.95,)),
+    raw={"dense": (0,), **dict.fromkeys(("snip", "grasp"), (0.95,))},
     view={"episodes": 10, "samples": 10},
     everywhere={
         DENSE.label,

@@ -1,4 +1,4 @@
-"""The paper's table and figures as data, with its published values, its claims and ours.
+"""The paper's table and figures as data, with published values; the claims are in `claims.py`.
 
 Source: Arnob et al. 2021, Table 1 and Figures 1-4. The paper prints no scores as numbers, only curves; its Table 1 does
 not say which environment its sizes belong to: they fit HalfCheetah and Walker2d (17 states, 6 actions), not Hopper.
@@ -36,6 +36,8 @@ EPOCHS = tuple(range(20, 201, 20))
 UNTRAINED: Mapping[str, object] = {"epochs": 1, "steps": 1}
 """What has no need of training: masks, and with them the bytes of files, are settled before the first update."""
 DENSE = Row(label="dense", overrides={"prune": "dense"}, view={})
+DENSE_RAW = Row(label="dense, raw states", overrides={"prune": "dense", "states": "raw"}, view={})
+"""What raw states cost without pruning."""
 
 
 def pruned(method: str, sparsity: float, states: str = "standardized", **more: Any) -> Row:
@@ -54,7 +56,7 @@ def scores(method: str, name: str) -> Figure:
     """Return figure 1 or 2: score against sparsity for one pruning method, with controls the paper lacks."""
     sparsities = (*SPARSITIES, *BEYOND)
     controls = [pruned(control, s, view={}) for control in CONTROLS for s in (0.95, *BEYOND)]
-    raw = [pruned(method, s, "raw", view={}) for s in RAW]
+    raw = [DENSE_RAW, *(pruned(method, s, "raw", view={}) for s in RAW)]
     return Figure(
         title=f"Score against sparsity, BCQ and BC pruned by {name}",
         rows=[DENSE, *(pruned(method, s, view={}) for s in sparsities), *raw, *controls],
@@ -63,16 +65,17 @@ def scores(method: str, name: str) -> Figure:
         note="Final: the last epoch's weights. Best: the best of the evaluated epochs, which looks at the test score. "
         "BC acts with the decoder of the same run's VAE (view.policy=bc). Bands and whiskers: lowest to highest seed. "
         "States are standardized by mean and standard deviation of the training data, which is our reading: the paper "
-        "does not say. Rows of raw states are ours. "
+        "does not say. Rows of raw states are ours; the dense one is what they cost without pruning. "
         "Controls: masks of equal sparsity that are random, keep the largest weights, or follow ERK's layer densities; "
-        "and dense networks with as many weights.",
+        "and dense networks with as many weights. All rows and seeds play from the same start states (view.seed): "
+        "intervals over seeds hold these episodes fixed.",
     )
 
 
 def learning() -> Figure:
     """Return scores against updates by method, of runs that figures 1 and 2 have too."""
     compared = [("snip", 0.5), ("snip", 0.9), *((method, 0.95) for method in METHODS)]
-    raw = [pruned(method, 0.95, "raw", view={}) for method in ("snip", "grasp")]
+    raw = [DENSE_RAW, *(pruned(method, 0.95, "raw", view={}) for method in ("snip", "grasp"))]
     return Figure(
         title="Score against updates, by method (not in the paper)",
         rows=[DENSE, *(pruned(method, sparsity, view={}) for method, sparsity in compared), *raw],

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from jaxtyping import UInt8
 from PIL import Image
@@ -69,7 +68,7 @@ def files_below(folder: Storage, path: str = "") -> dict[str, int]:
     """
     selector = fs.FileSelector(f"{folder.root}/{path}".rstrip("/"), allow_not_found=True, recursive=True)
     with disk_errors(f"{folder}/{path}"):
-        infos = folder.filesystem.get_file_info(selector)
+        infos = folder.retried(path, lambda: folder.filesystem.get_file_info(selector))
     start = len(folder.root) + 1
     found = {info.path[start:]: int(info.size) for info in infos if info.type == fs.FileType.File}
     return {name: found[name] for name in sorted(found) if not any(part[0] == "." for part in name.split("/"))}
@@ -89,8 +88,7 @@ def read_index(folder: Storage) -> pa.Table:
     """
     again = "remove dataset.json, and the files are indexed again"
     try:
-        path = f"{folder.root}/{INDEX}"
-        table = pq.read_table(path, filesystem=folder.filesystem, page_checksum_verification=True)
+        table = folder.read_table(INDEX, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{folder}/{INDEX}: missing or broken; {again}") from error
     if not {"path", "bytes"} <= {*table.column_names}:

@@ -1,4 +1,4 @@
-"""The paper's table and figures as data, with its published values, its claims and ours.
+"""The paper's table and figures as data, with published values; the claims are in `claims.py`.
 
 Source: Shen and Wang, Table I, Figures 1-8, sections V and VI. The paper compares by eye on one photograph; our rows
 are repeated over three, so that a claim rests on an interval. Version 1 reads no training pictures: its rows need only
@@ -93,7 +93,8 @@ TABLE1 = Table(
     "evaluations timed, on one photograph; the paper does not say how many it made. Version 2: passes of the network, "
     "in float32, over the data set's first 100 test photographs, or so many passes over the shipped ones where it has "
     "fewer; the last column says how many different ones there were. 4032 x 2480: the shipped ones. Medians; files are "
-    "neither read nor written. Intervals are of repeats within one session; sessions differ by more. Backbones have "
+    "neither read nor written. Brackets are quartiles; of a speed-up, the lower quartile of one time over the upper one "
+    "of the other, and the reverse. They are of repeats within one session; sessions differ by more. Backbones have "
     "random weights, which take the same time. Paper: Colab's GPU, averages over 100 photographs; for 4K the text says "
     "2 to 3 seconds. Its VGG is taken for VGG-19, as "
     "in section V.",

@@ -11,7 +11,7 @@ from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, S
 from retable.tasks.weather.data import Windows, arrays, memory_notes, read
 from retable.tasks.weather.learner import ForecastLearner, cost, gpu_work, validate
 from retable.tasks.weather.predict import check, evaluate, predict, reads, shards, summarise, view_cost
-from retable.tasks.weather.w4c.prepare import describe, holdout_notes, is_published, prepare
+from retable.tasks.weather.w4c.prepare import caution, describe, holdout_notes, is_published, prepare
 
 
 def tables() -> Mapping[str, Table | Figure]:
@@ -69,6 +69,7 @@ TASK = Task(
         arrays=arrays,
         open=Windows,
         describe=describe,
+        caution=caution,
         published=is_published,
         notes=notes,
         streams=True,

@@ -17,7 +17,7 @@ from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.tasks.weather.export import Exported
 from retable.tasks.weather.metrics import MINUTES
-from retable.tasks.weather.tools.forecasts.netcdf import export
+from retable.tasks.weather.tools.forecasts.netcdf import comment, export
 from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.w4c.layout import SATELLITE
 from retable.tasks.weather.w4c.preprocess import CHANNELS
@@ -75,17 +75,21 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
         raise UserError(f"{source}: {error}; --set region= names one of them") from error
     steps = model.steps(frames, region)
     if options.format == "netcdf":
-        return as_netcdf(steps, region, source.name)
+        return as_netcdf(steps, region, source.name, str(model.about.get("data_caution", "")))
     file = io.BytesIO()
     np.savez_compressed(file, probability=steps, minutes=MINUTES * np.arange(1, steps.shape[1] + 1, dtype=np.int32))
     return file.getvalue()
 
 
-def as_netcdf(steps: Array, region: str, name: str) -> bytes:
-    """Return forecasts as the netCDF of `retable weather netcdf`; neither times nor places are in files of images."""
+def as_netcdf(steps: Array, region: str, name: str, caution: str = "") -> bytes:
+    """Return forecasts as the netCDF of `retable weather netcdf`; neither times nor places are in files of images.
+
+    `caution` says what the data that the forecaster was trained on do not show.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "forecast.nc"
-        export(path, steps, region=region, attributes={"source": f"retable predict weather, {name}"})
+        attributes = {"source": f"retable predict weather, {name}", **comment(caution)}
+        export(path, steps, region=region, attributes=attributes)
         return path.read_bytes()
 
 

@@ -189,7 +189,7 @@ def relation_of(words: str) -> tuple[float, float] | None:
 
 def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
     """Say what was left out of an import, and what was done to the rest."""
-    from retable.tasks.weather.tools.composites.resample import PIXEL
+    from retable.tasks.weather.tools.composites.resample import NEAR, PIXEL
 
     skipped, dropped = said["skipped"], said["dropped"]
     yield from (f"left out: {line}" for line in skipped[:LINES])
@@ -207,7 +207,7 @@ def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
         yield said["resampled"]
     if said["pixel"] is None:
         yield f"the files do not say how wide their pixels are; they are taken as {PIXEL:,.0f} m"
-    elif abs(said["pixel"] / PIXEL - 1) > 0.001:  # FMI's differ by less
+    elif abs(said["pixel"] / PIXEL - 1) > NEAR:
         yield f"pixels of {said['pixel']:,.0f} m are taken as they are, not resampled to the layout's {PIXEL:,.0f} m"
     if said["relation"]:
         a, b = said["relation"]

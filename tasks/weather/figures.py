@@ -27,6 +27,8 @@ STYLES = (
     {"color": "#2a8c4a", "marker": "^"},
     {"color": "#8a4fbf", "marker": "D"},
     {"color": "#8d939c", "marker": "x"},
+    {"color": "#b3263e", "marker": "v"},
+    {"color": "#1b9aaa", "marker": "P"},
 )
 """Of the rows of the verification."""
 
@@ -105,7 +107,7 @@ def draw_scores(parts: Sequence[Verification]) -> Drawing:
         axes[1, 1].errorbar(range(len(places)), stacked[0], gaps(*stacked), **own | {"linestyle": "none"}, capsize=2)
         axes[1, 1].set_xticks(range(len(places)), list(places), fontsize=7, rotation=90)
         curve(axes[2, 0], range(len(part.widths)), part.by_width(), own)
-        axes[2, 0].set_xticks(range(len(part.widths)), [f"{width} km" for width in part.widths])
+        axes[2, 0].set_xticks(range(len(part.widths)), [str(width) for width in part.widths])
         line = part.by_threshold()
         axes[2, 1].plot(np.arange(1, len(line) + 1) / STEPS, line, **own | {"marker": "none"})
         reliability, forecast, shares = part.reliability()
@@ -124,7 +126,7 @@ def finish(axes: Array, any_parts: bool) -> None:
     axes[0, 1].set(title="detected (line), false alarms (dashed)", ylabel="POD, FAR")
     axes[1, 0].set(title="forecasts of rain for each rain: 1 is unbiased", ylabel="bias")
     axes[1, 1].set(title="by year and region", ylabel="IoU")
-    axes[2, 0].set(title="at coarser scales", xlabel="neighbourhood", ylabel="FSS")
+    axes[2, 0].set(title="at coarser scales", xlabel="neighbourhood, pixels across", ylabel="FSS")
     axes[2, 1].set(title="by threshold, one for all places", xlabel="rain from this probability on", ylabel="IoU")
     axes[3, 0].set(title="reliability", xlabel="forecast probability of rain", ylabel="it rained", xlim=(0, 1))
     axes[3, 1].set(title="sharpness", xlabel="forecast probability of rain", ylabel="share of forecasts", xlim=(0, 1))

@@ -219,7 +219,7 @@ def scores(
     Returns:
         `iou`: the leaderboard's, a plain mean over shards of the IoU of all their pixels; `iou/{year}`,
         `iou/{year}/{region}`, and `iou/lead/{minutes}` (three digits), the mean over shards of one lead time's IoU.
-        `pod`, `far`, `precision`, `bias`: means over the shards where they are defined. `fss/{km}km`: means over
+        `pod`, `far`, `precision`, `bias`: means over the shards where they are defined. `fss/{width}px`: means over
         shards; see `neighbourhoods`. Of all pixels together: `brier`, `reliability/{bin}` (how often it rained in
         each tenth of probability), `reliability_error` (expected calibration error), `rain_ratio/predicted` and
         `rain_ratio/observed`. `iou_batched`; see there. `threshold`: mean over shards and lead times, and
@@ -230,7 +230,7 @@ def scores(
     found = overlap(counts) | detection(counts)
     for column, width in enumerate(fss_widths(summaries)):
         sums = [(s["fss_error"][..., column].sum(), s["fss_reference"][..., column].sum()) for s in summaries.values()]
-        add_mean(found, f"fss/{2 * width}km", [1 - error / reference for error, reference in sums if reference > 0])
+        add_mean(found, f"fss/{width}px", [1 - error / reference for error, reference in sums if reference > 0])
     histogram = sum(summary["histogram"].sum(axis=(0, 1), dtype=np.int64) for summary in summaries.values())
     found |= calibration(np.asarray(histogram), probabilities)
     found["iou_batched"] = iou_batched(counts.values(), batch)

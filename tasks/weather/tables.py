@@ -1,4 +1,4 @@
-"""The paper's tables and figure as data, with its published values, its claims and ours.
+"""The paper's tables and figure as data, with published values; the claims are in `claims.py`.
 
 Source: Belousov, Polezhaev, Pulfer 2022, Tables 1 and 2, Figure 1. The paper counts epochs from 0, views count from 1:
 its "Epoch 3" is `view.epoch=4`. Batches are those of the authors' configurations. How long ViViT was trained is not
@@ -295,7 +295,7 @@ FIGURE1 = Figure(
 
 VERIFICATION = Figure(
     title="How good forecasts are, by lead time, region and scale (ours)",
-    rows=[SWIN_BCE, BASELINE_IMPROVED, CONTEXT_TUNED, PERSISTENCE, CLIMATOLOGY],
+    rows=[SWIN_BCE, BASELINE_IMPROVED, CONTEXT_TUNED, PERSISTENCE, MOVED, MOVED_BY_PYSTEPS, CLIMATOLOGY],
     draw=figures.draw_verification,
     over={"seed": SEEDS},
     note="On the test set, rain at 0.2 mm/h and more; FSS, reliability and sharpness are of the probabilities, before "

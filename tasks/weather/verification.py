@@ -157,8 +157,8 @@ class Verification:
 
     @property
     def widths(self) -> list[int]:
-        """Widths of the neighbourhoods of the fractions skill score, km; none is wider than the map."""
-        return [2 * width for width in metrics.fss_widths(self.members[0])]
+        """Widths of the neighbourhoods of the fractions skill score, pixels; none is wider than the map."""
+        return metrics.fss_widths(self.members[0])
 
     def by_width(self) -> Band:
         """Return the fractions skill score at each of `widths`: (4,)."""

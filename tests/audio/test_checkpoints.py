@@ -373,7 +373,8 @@ def test_which_copy_of_a_network_is_taken_is_said_and_can_be_told(tmp_path, stor
         return checkpoints.stored(audio, storage).tensors["cls_token"]
 
     assert torch.equal(taken(), own["cls_token"])
-    assert lines == [f"{path}: holds net and net_swa: net is taken; --part net_swa takes the other"]
+    remedy = "`retable audio adopt` and `weights` take the other by --part net_swa"
+    assert lines == [f"{path}: holds net and net_swa: net is taken; {remedy}"]
     assert torch.equal(taken("net_swa"), own["cls_token"] + 0.5) and torch.equal(taken("net"), own["cls_token"])
     assert len(lines) == 1
     with pytest.raises(UserError, match="it has no part 'ema'"):

@@ -14,7 +14,7 @@ from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.encoders import checkpoints
 from retable.tasks.audio.tools.challenge import submission
-from retable.tasks.audio.tools.search import opening
+from retable.tasks.audio.tools.search import hits, opening
 from tests.json_page import SECTIONS, differences
 
 
@@ -23,7 +23,7 @@ class Toy:
 
     segment = 1.0
     dimension = 2
-    network, scale = "a network", "small"
+    network, scale, anchors = "a network", "small", None
 
     def __init__(self, name):
         self.source, self.fingerprint = name, name * 16
@@ -42,7 +42,9 @@ class Toy:
 def audio(tmp_path, monkeypatch):
     """Call `retable audio ...` in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(opening, "open_embedder", lambda name, storage, device="", words_alone=False: Toy(name))
+    monkeypatch.setattr(
+        opening, "open_embedder", lambda name, storage, device="", words_alone=False, say=None: Toy(name)
+    )
     Path("in").mkdir()
     for name, peaks in {"Rain &amp; wind, 1.wav": [0.1], "[red]Hund.wav": [0.1] * 70 + [0.9]}.items():
         wave = np.concatenate([peak * np.sign(np.sin(np.arange(SAMPLE_RATE) / 9)) for peak in peaks])
@@ -160,6 +162,9 @@ def test_what_is_not_there_is_said(audio):
     said = json.loads(audio("search", "loud", "--json").output)
     assert said["verdict"] == "found" and said["p"] <= 0.05
     assert not differences(said, SECTIONS["retable audio search --json"])
+    apart = json.loads(audio("search", "silence", "--not", "a hum", "--json").output)
+    assert apart["p"] is apart["verdict"] is None  # the vector is no sentence's
+    assert "perhaps" not in audio("search", "silence", "--not", "a hum").output
     like = json.loads(audio("search", "loud", "--like", "in/[red]Hund.wav", "--json").output)
     assert like["p"] is like["verdict"] is None  # what sounds like a recording is not judged
 
@@ -179,15 +184,36 @@ def test_hits_are_filtered_by_length_folder_and_name(audio):
     assert files("--under", "deep") == {door, deep} == files("--under", str(Path("in/deep").absolute()))
     assert files("--name", "hund") == {dog} and files("--name", "*.WAV", "--under", "deep/er") == {deep}
     assert files("--name", "nothing of that") == set()
+    for options in (["--under", "../x"], ["--name", "nothing of that"], ["--min-seconds", "60", "--under", "deep"]):
+        none = audio("search", "loud", *options, "--page", "hits.html")
+        line = f"no recording of the index passes {' '.join(map(str, options))}"
+        assert none.output.splitlines() == [line, "hits.html"] and none.exit_code == 0
+        assert line in Path("hits.html").read_text()
     line = audio("search", "loud", "--name", "squeak").output.splitlines()[-1]
     assert line.endswith(f"{door}  [DOORWood, Cupboard Squeak]")
     assert "tags" in audio("search", "loud", "--json").output
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("DOORWood_Cupboard Squeak_JD_LIB.wav", ("DOORWood", "Cupboard Squeak")),
+        ("AMBForst-NIGHT_Owls Far_JD_LIB_extra.flac", ("AMBForst", "Owls Far")),
+        ("UIClick_Button 3_JD_NONE.wav", ("UIClick", "Button 3")),
+        ("IMG_2023_10_11.wav", ()),
+        ("VID_20231011_123000_a.mp4", ()),
+        ("REC_Take_One_Left.wav", ()),
+        ("ZOOM0001_Tr1_a_b.wav", ()),
+    ],
+)
+def test_only_names_of_the_universal_category_system_are_tags(name, wanted):
+    assert hits.tags(f"deep/{name}") == wanted
+
+
 def test_words_to_avoid_turn_the_order(audio):
     audio("index", "in", "--model", "one")
     first, second = (line.split()[-1] for line in audio("search", "loud").output.splitlines())
-    turned = [line.split()[-1] for line in audio("search", "silence", "--not", "loud").output.splitlines()[1:]]
+    turned = [line.split()[-1] for line in audio("search", "silence", "--not", "loud").output.splitlines()]
     assert (first, second) == ("[red]Hund.wav", "1.wav") and turned == ["1.wav", "[red]Hund.wav"]
     both = json.loads(audio("search", "loud", "--not", "loud", "--json").output)["hits"][0]
     assert both["score"] == pytest.approx(0.9, abs=0.01)  # half of it is taken off, and the length is 1 again

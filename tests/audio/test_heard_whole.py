@@ -87,6 +87,17 @@ def sizeless(wav, size=0):
     return wav[:4] + struct.pack("<I", size) + wav[8:place] + struct.pack("<I", size) + wav[place + 4 :]
 
 
+def stale(wav, seconds, width=2):
+    """Return a WAV as a recorder leaves it that lost its power after it had updated the header once."""
+    return sizeless(wav, seconds * RATE * width)
+
+
+def size_of(name, data, count=4):
+    """Return a chunk's name and size, and the same with a size that was never written."""
+    size = data[data.index(name) + 4 :][:count]
+    return name + size, name + (b"\xff" * 8 if count == 8 else bytes(4))
+
+
 SHORT = chirp(4.0)
 WHOLE = {
     "VBR MP3 without a Xing header": ("a.mp3", lambda: vbr(), 6),
@@ -114,6 +125,32 @@ WHOLE = {
     "WAV without a size": ("a.wav", lambda: sizeless(sample("WAV")), 6),
     "WAV of a pipe": ("a.wav", lambda: sizeless(sample("WAV"), 0xFFFFFFFF), 6),
     "AU of a pipe": ("a.au", lambda: sample("AU")[:8] + b"\xff\xff\xff\xff" + sample("AU")[12:], 6),
+    "two WAVs joined": ("a.wav", lambda: sample("WAV") + sample("WAV", sound=SHORT), 10),
+    "three WAVs joined, one of another rate and layout": (
+        "a.wav",
+        lambda: (
+            sample("WAV")
+            + sample("WAV", sound=chirp(2, 22_050), rate=22_050, subtype="FLOAT")
+            + sample("WAV", sound=SHORT)
+        ),
+        12,
+    ),
+    "WAV whose header was last written after 2 s": ("a.wav", lambda: stale(sample("WAV"), 2), 6),
+    "such a WAV of 24 bits": ("a.wav", lambda: stale(sample("WAV", subtype="PCM_24"), 2, 3), 6),
+    "WAV with notes behind its sound": (
+        "a.wav",
+        lambda: sample("WAV") + b"bext" + struct.pack("<I", 60_000) + bytes(60_000),
+        6,
+    ),
+    "WAV with a tag behind its sound": ("a.wav", lambda: sample("WAV") + b"TAG" + b"x" * 125, 6),
+    "AIFF without a size": ("a.aiff", lambda: sample("AIFF").replace(*size_of(b"SSND", sample("AIFF"))), 6),
+    "AU without a size": ("a.au", lambda: sample("AU")[:8] + bytes(4) + sample("AU")[12:], 6),
+    "AU whose header was last written after 2 s": (
+        "a.au",
+        lambda: sample("AU")[:8] + struct.pack(">I", 4 * RATE) + sample("AU")[12:],
+        6,
+    ),
+    "CAF without a size": ("a.caf", lambda: sample("CAF").replace(*size_of(b"data", sample("CAF"), 8)), 6),
     "WAV with MP3 inside": ("a.wav", lambda: encoded("wav", "libmp3lame"), 6),
     "WAV, GSM 6.10": ("a.wav", lambda: sample("WAV", sound=chirp(6, 8000), rate=8000, subtype="GSM610"), 6),
     "WAV, ADPCM": ("a.wav", lambda: sample("WAV", subtype="MS_ADPCM"), 6),
@@ -164,6 +201,25 @@ def test_a_gap_keeps_its_place_in_time_and_is_named_there(tmp_path, kind):
     assert not heard[round((start + 0.05) * 32_000) : round((remarks.lost[0][1] - 0.05) * 32_000)].any()
     off = 25 if name.endswith("mp3") else 6  # of an MP3 the bytes alone tell how long the gap is
     assert all(abs(pitch(heard, second) - 300 - 100 * second) < off for second in (0.5, 1, 5.2, 5.5))
+
+
+@pytest.mark.parametrize(
+    ("form", "end"), [("WAV", "wav"), ("RF64", "wav"), ("AIFF", "aiff"), ("AU", "au"), ("CAF", "caf"), ("W64", "w64")]
+)
+def test_what_was_cut_off_is_said_of_every_container(tmp_path, form, end):
+    data = sample(form)
+    (tmp_path / f"a.{end}").write_bytes(data[: len(data) // 2])
+    remarks = Remarks()
+    heard = np.concatenate(list(stream(tmp_path / f"a.{end}", remarks)))
+    assert len(heard) / 32_000 == pytest.approx(3, abs=0.1)
+    assert "truncated: holds 3.0 s, its header says 6.0 s" in remarks.lines()
+
+
+def test_bytes_behind_the_sound_that_are_no_samples_are_said(tmp_path):
+    (tmp_path / "a.wav").write_bytes(sample("WAV") + bytes(200_000))
+    remarks = Remarks()
+    assert sum(map(len, stream(tmp_path / "a.wav", remarks))) == pytest.approx(6 * 32_000, abs=1)
+    assert remarks.lines() == ["200,000 bytes behind its sound are not heard"]
 
 
 def test_many_gaps_are_a_few_lines():
@@ -246,6 +302,22 @@ def test_the_import_keeps_all_of_a_file_whose_header_says_less(tmp_path, storage
     assert len(AudioShards(place, info).waveform(0)) == 5 * 32_000
     (cut,) = place.read_json("cut.json")
     assert cut[0] == "a.mp3" and cut[1] == pytest.approx(6, abs=0.1) and "a.mp3 (6 s)" in info["cut"]
+
+
+def test_recordings_without_a_length_fill_shards_by_their_bytes(tmp_path, storage, monkeypatch):
+    """By their headers they last 0 s: all of them were one shard, which is in memory at once."""
+    flac = sample("FLAC", sound=chirp(2.0))
+    at = flac.index(b"fLaC") + 8 + 13  # the number of samples: 4 bits and 4 bytes
+    (piped := bytearray(flac))[at : at + 5] = bytes([flac[at] & 0xF0, 0, 0, 0, 0])
+    lines = ["file,caption,split"]
+    for n in range(4):
+        (tmp_path / f"{n}.flac").write_bytes(bytes(piped))
+        lines.append(f"{n}.flac,x{n},training")
+    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr("retable.tasks.audio.collect.recordings.SHARD", 64_000)
+    info = import_own(tmp_path / "mine.csv", folder(storage, "mine"), "mine")
+    assert len(info["shards"]["training"]) == 4
+    assert [round(each.seconds, 2) for each in read_recordings(folder(storage, "mine"))] == [2.0] * 4
 
 
 def test_no_file_makes_another_one_be_read(tmp_path):

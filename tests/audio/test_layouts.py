@@ -7,6 +7,8 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.tasks.audio.collect import layouts
+from retable.tasks.audio.prepare.check import check
+from retable.tasks.audio.prepare.importer import survey
 
 
 def touch(*paths):
@@ -228,6 +230,34 @@ def test_tables_as_excel_writes_them(tmp_path, encoding):
     touch(tmp_path / "Dog’s bark.wav", tmp_path / "b.wav")
     found = layouts.own(table)
     assert found[0].captions == (CURLY,) and all(entry.path for entry in found)
+
+
+def test_a_name_of_ones_own_table_that_two_files_may_mean_is_said_by_all(tmp_path):
+    """As of Clotho: none is taken, and import and check name both."""
+    write_csv(tmp_path / "mine.csv", ["file", "caption"], ["Rain 1.wav", "rain"], ["one.wav", "x"], ["gone.wav", "y"])
+    touch(tmp_path / "a/rain_1.wav", tmp_path / "b/RAIN 1.wav", tmp_path / "c/one.wav", tmp_path / "d/one.wav")
+    found = {entry.file: entry for entry in layouts.own(tmp_path / "mine.csv")}
+    assert not any(entry.path for entry in found.values())
+    assert found["Rain 1.wav"].remark == "may be a/rain_1.wav or b/RAIN 1.wav: none is taken"
+    assert found["one.wav"].remark == "may be c/one.wav or d/one.wav: none is taken"
+    assert found["gone.wav"].remark == ""
+    lines = check(tmp_path / "mine.csv")
+    assert any(line.startswith("one.wav: ") and "d/one.wav" in line for line in lines)
+    _, broken = survey(list(found.values()), lambda done, total: None)
+    assert any(line == f"one.wav: missing; {found['one.wav'].remark}" for line in broken)
+
+
+@pytest.mark.parametrize(
+    "caption", ["„Der Spaß“", "le “CAFÉ” bruyant", "«CAFÉ» et “ÉTÉ” – “NOËL”", "STRASSENMUSIK À “CAFÉ”"]
+)
+def test_letters_that_chance_to_be_utf_8_leave_a_table_windows_1252(tmp_path, caption):
+    """Excel's own quotes behind a capital letter with an accent, or a sharp s, are such."""
+    table = tmp_path / "mine.csv"
+    table.write_bytes(f"file,caption\na.wav,{caption}\n".encode("cp1252"))
+    with pytest.raises(UnicodeDecodeError):
+        table.read_bytes().decode("utf-8")
+    assert any(ord(letter) > 127 for letter in table.read_bytes().decode("utf-8", "ignore"))
+    assert layouts.own(table)[0].captions == (caption,)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,38 @@ def test_ids_of_youtube_are_taken_from_their_own_column(tmp_path, text):
     assert leaks.read_exclusions(table) == {"youtube:rqfQRErjfk8", "youtube:12345678901"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "audiocap_id;youtube_id;caption\n58146;rqfQRErjfk8;A man talks, loudly\n97151;12345678901;Rain\n",
+        "audiocap_id\tyoutube_id\tcaption\n58146\trqfQRErjfk8\tA man talks\n97151\t12345678901\tRain\n",
+        "caption,url\nA man talks,https://www.youtube.com/watch?v=rqfQRErjfk8&t=170\nRain,https://youtu.be/12345678901\n",
+        "link\nhttps://www.youtube.com/embed/rqfQRErjfk8\nyoutube.com/shorts/12345678901?x=1\n",
+        "Watch it there\nYrqfQRErjfk8.wav\nY12345678901.wav\n",
+    ],
+)
+def test_exclusions_are_read_as_spreadsheets_and_people_write_them(tmp_path, text):
+    """Such a list excluded nothing, and its recordings stayed in training."""
+    table = tmp_path / "excluded.csv"
+    table.write_text(text)
+    assert leaks.read_exclusions(table) == {"youtube:rqfQRErjfk8", "youtube:12345678901"}
+
+
+def test_urls_of_freesound_are_ids(tmp_path):
+    table = tmp_path / "excluded.csv"
+    table.write_text("url;by\nhttps://freesound.org/people/a_b/sounds/12345/;a\nhttps://freesound.org/s/678/;b\n")
+    assert leaks.read_exclusions(table) == {"freesound:12345", "freesound:678"}
+
+
+def test_a_list_most_of_which_are_no_ids_is_refused(tmp_path):
+    table = tmp_path / "excluded.csv"
+    table.write_text("file_name\nRain on a roof.wav\nA dog.wav\n1234.wav\n")
+    with pytest.raises(UserError, match=r"excluded.csv: .*1 of 3 .*Rain on a roof.wav"):
+        leaks.read_exclusions(table)
+    table.write_text("id\nrain\n5\n\n6\n")  # a remark among ids
+    assert leaks.read_exclusions(table) == {"freesound:5", "freesound:6"}
+
+
 def test_a_table_with_other_ids_alone_is_refused(tmp_path):
     table = tmp_path / "train.csv"
     table.write_text("audiocap_id,caption\n58146,A man talks\n")

@@ -31,18 +31,18 @@ def written(name, waveform=None, rate=RATE, **options):
     return lambda path: soundfile.write(path / name, tone() if waveform is None else waveform, rate, **options)
 
 
-def encoded(name, codec, picture=False):
-    """Write a file by PyAV; with a picture, a video of one colour beside the sound."""
+def encoded(name, codec, picture=0.0):
+    """Write a file by PyAV; with seconds of a picture, a video of one colour beside the sound."""
 
     def make(path):
         with av.open(str(path / name), "w") as file:
             sound = file.add_stream(codec, rate=48_000 if codec == "libopus" else RATE, layout="mono")
             if picture:
-                video = file.add_stream("libx264" if name.endswith("mp4") else "libvpx", rate=24)
+                video = file.add_stream("libx264" if name.endswith(("mp4", "mkv")) else "libvpx", rate=24)
                 video.width = video.height = 32
                 video.pix_fmt = "yuv420p"
                 frame = av.VideoFrame.from_ndarray(np.full((32, 32, 3), 90, np.uint8), format="rgb24")
-                for _ in range(72):
+                for _ in range(round(24 * picture)):
                     file.mux(video.encode(frame))
                 file.mux(video.encode(None))
             frame = av.AudioFrame.from_ndarray(tone(rate=sound.rate)[None], format="fltp", layout="mono")
@@ -123,10 +123,10 @@ ODD = {
     "MP3 that was cut off": ("a.mp3", cut("a.mp3", 0.5), "heard 1."),
     "MP3 with a broken part": ("a.mp3", broken_inside("a.mp3"), "heard"),
     "M4A (AAC)": ("a.m4a", encoded("a.m4a", "aac"), "heard 3."),
-    "MP4, a video with sound": ("a.mp4", encoded("a.mp4", "aac", picture=True), "heard 3."),
-    "WebM, a video with sound": ("a.webm", encoded("a.webm", "libopus", picture=True), "heard 3."),
+    "MP4, a video with sound": ("a.mp4", encoded("a.mp4", "aac", picture=3), "heard 3."),
+    "WebM, a video with sound": ("a.webm", encoded("a.webm", "libopus", picture=3), "heard 3."),
     "Matroska, sound alone": ("a.mka", encoded("a.mka", "ac3"), "heard 3."),
-    "silence": ("a.wav", written("a.wav", np.zeros(3 * RATE)), "silent"),
+    "silence": ("a.wav", written("a.wav", np.zeros(3 * RATE)), "left out: silent"),
     "stereo whose channels cancel each other": ("a.wav", written("a.wav", STEREO), "cancel each other"),
     "a tenth of a second": ("a.wav", written("a.wav", tone(0.1)), "heard 0.1"),
     "no samples": ("a.wav", written("a.wav", np.zeros(0)), "left out: "),
@@ -146,6 +146,8 @@ def outcome(path):
         count = sum(map(len, stream(path, remarks)))
     except UserError as error:
         return f"left out: {str(error).removeprefix(f'{path}: ')}"
+    if defect := remarks.defect():
+        return f"left out: {defect}"
     return "; ".join([f"heard {count / SAMPLE_RATE:.1f} s", *remarks.lines()])
 
 
@@ -168,6 +170,19 @@ def test_the_page_says_what_is_so(tmp_path):
     if os.environ.get("RETABLE_WRITE"):
         PAGE.write_text(text)
     assert len(ODD) >= 30 and PAGE.read_text() == text
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.webm"])
+def test_a_video_may_be_longer_than_its_sound(tmp_path, name):
+    encoded(name, "libopus" if name.endswith("webm") else "aac", picture=6)(tmp_path)
+    assert outcome(tmp_path / name) in ("heard 3.0 s", "heard 3.1 s")
+
+
+def test_the_sound_of_a_video_that_was_cut_off_is_named(tmp_path):
+    encoded("a.mp4", "aac", picture=3)(tmp_path)
+    remarks = Remarks()
+    list(stream(tmp_path / "a.mp4", remarks))
+    assert remarks.promised == pytest.approx(3, abs=0.1)
 
 
 @pytest.mark.parametrize("kind", ["M4A (AAC)", "WebM, a video with sound", "Matroska, sound alone"])

@@ -1,11 +1,15 @@
 import ast
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
 from retable.tasks.audio.rewrite import rewriter, thesaurus
 from retable.tasks.audio.rewrite.rewriter import ABSENT, LONGEST, rewrite
+from retable.tasks.audio.world import captions as grammar
+from retable.tasks.audio.world import generate
+from tests.documents import ROOT
 
 CLAUSES = {
     "dog": ("a dog barks", "a dog is barking", "dog barking", "the barking of a dog"),
@@ -27,14 +31,50 @@ def captions(relation):
             yield first, second, joint.format(a=a, b=b).capitalize() + "."
 
 
-def test_the_rewriter_knows_nothing_of_the_generator():
-    """What it knows comes from WordNet: neither module of the rewriter imports the generated world."""
+def test_the_rewriter_has_no_words_of_the_generator():
+    """Its words come from WordNet: neither module of the rewriter imports the generated world."""
     for module in (rewriter, thesaurus):
         names = [
             node.module for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
             if isinstance(node, ast.ImportFrom)
         ]  # fmt: skip
         assert names and not any("world" in (name or "") for name in names)
+
+
+def templates(tables):
+    """Return the distinct templates of two parts."""
+    return {template for options in tables for template in options}
+
+
+def test_the_documents_count_what_rewriter_and_generator_share():
+    """Words are WordNet's; of the templates, joints and voices the documents say how many are the generator's."""
+    ours = templates(rewriter.JOINED.values())
+    theirs = templates([*grammar.CLAUSES.values(), *grammar.PHRASES.values()])
+    assert (len(ours & theirs), len(ours)) == (9, 16)
+    joints = {between[1] for template in theirs if (between := re.search(r"{[ab]}(.+){[ab]}", template))}
+    assert (len(joints & rewriter.INFIX.keys()), len(rewriter.INFIX)) == (11, 13)
+    page = " ".join((ROOT / "docs/tasks/audio_rewrite.md").read_text().split())
+    for said in (" ".join(rewriter.__doc__.split()), page):
+        assert "9 of its 16 templates" in said and "11 of the 13 joints" in said and "four voices" in said
+    assert {"plain", "progressive", "nominal", "terse"} < {*grammar.WRITERS}
+
+
+def test_training_captions_have_each_form_of_the_generator(monkeypatch):
+    """So rewriting adds none of the forms that it shares with the generator: tagged, each occurs in training."""
+    for name in ("CLAUSES", "PHRASES"):
+        tagged = {
+            relation: tuple(f"{{a}} {name}-{relation}-{n} {{b}}" for n, _ in enumerate(options))
+            for relation, options in getattr(grammar, name).items()
+        }
+        monkeypatch.setattr(grammar, name, tagged)
+    wanted = {
+        template.split()[1]
+        for name in ("CLAUSES", "PHRASES")
+        for template in templates(getattr(grammar, name).values())
+    }
+    written = [generate.describe(generate.world("quick"), "clotho", "training", n).captions for n in range(200)]
+    assert wanted and wanted <= set(re.findall(r"(?:CLAUSES|PHRASES)-\w+-\d", " ".join(itertools.chain(*written))))
+    assert {len(each) for each in written} == {5}  # one a writer, and so a voice
 
 
 @pytest.mark.parametrize("relation", JOINTS)

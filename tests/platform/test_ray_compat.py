@@ -29,7 +29,7 @@ FILES = sorted(
 )
 COMPAT = ROOT / "platform" / "ray_compat.py"
 PRIVATE = re.compile(r"ray\.((.*\.)?_[a-z]|core\.generated|train\.v2\b)")
-NAMES = {"_base_exc", "_internal", "_evaluated_rewards", "__mixins__", "core_worker", "enable_auto_connect"}
+NAMES = {"_base_exc", "_internal", "__mixins__", "core_worker", "enable_auto_connect"}
 
 
 def test_what_ray_prints_of_lost_processes_goes_to_a_function_while_a_block_runs():

@@ -200,7 +200,7 @@ def with_blind(shares, blind):
 def test_raw_states_leave_blind_inputs_where_every_mask_of_theirs_does_and_no_other(raw, ours, status):
     shares = {"SNIP 95 %": (1.0,) * len(ours), "SNIP 95 %, raw states": (0.2,) * len(raw)}
     found = with_blind(shares, {"SNIP 95 %": ours, "SNIP 95 %, raw states": raw})
-    (blind, _, _) = claims.needs_standardized("snip", "SNIP")
+    blind, *_ = claims.needs_standardized("snip", "SNIP")
     verdict = blind.check(found)
     assert verdict.status == status
     if status == "holds":
@@ -213,6 +213,28 @@ def test_raw_states_are_compared_with_standardized_ones_seed_by_seed():
     verdict = said["SNIP at 95 % scores higher on standardized states than on raw ones (BC)."]
     assert verdict.status == "holds" and verdict.because.startswith("+65% [")
     assert said["SNIP at 95 % scores higher on standardized states than on raw ones (BCQ)."].status == UNTESTED
+
+
+@pytest.mark.parametrize(
+    ("dense_raw", "snip_raw", "status"),
+    [
+        ((0.9, 0.8, 0.85), (0.2, 0.1, 0.15), "holds"),
+        ((0.2, 0.1, 0.15), (0.9, 0.8, 0.85), "does not hold"),
+        ((0.3, 0.1, 0.2), (0.3, 0.1, 0.2), "not separable"),  # what raw states cost every network
+        ((0.9, 0.2, 0.6), (0.7, 0.0, 0.42), "holds"),  # paired: the seeds differ more than the losses
+        (None, (0.2, 0.1, 0.15), UNTESTED),
+    ],
+)
+def test_what_raw_states_cost_a_pruned_network_is_compared_with_what_they_cost_a_dense_one(dense_raw, snip_raw, status):
+    shares = {**DENSE, "SNIP 95 %": (1.0, 0.98, 1.01), "SNIP 95 %, raw states": snip_raw}
+    shares |= {"dense, raw states": dense_raw} if dense_raw else {}
+    said = {claim.text: claim for claim in claims.needs_standardized("snip", "SNIP")}
+    found = said["SNIP at 95 % loses more by raw states than the dense network does (BC)."]
+    verdict = found.check(results(shares, policy="bc"))
+    assert verdict.status == status and found.ours
+    if dense_raw:
+        losses = np.subtract(shares["SNIP 95 %"], snip_raw) - np.subtract(DENSE["dense"], dense_raw)
+        assert verdict.because.startswith(f"{losses.mean():+.0%} [")
 
 
 def sizes(label, dense, sparse, **kept):

@@ -49,6 +49,7 @@ def set_key(key: str, value: Any) -> Callable[[Arrays], None]:
 
 
 def no_end(arrays: Arrays) -> None:
+    del arrays["next_observations"]  # which would tell ends
     arrays.update(terminals=np.zeros(14, bool), timeouts=np.zeros(14, bool))
 
 
@@ -57,7 +58,7 @@ def no_rows(arrays: Arrays) -> None:
 
 
 @pytest.mark.parametrize(("change", "key", "what"), [
-    *[(lambda a, key=key: a.pop(key), key, "missing") for key in list(make_arrays(MIXED))[:5]],
+    *[(lambda a, key=key: a.pop(key), key, "missing") for key in list(make_arrays(MIXED))[:4]],
     (set_key("observations", lambda a: a[:, 0]), "observations", "shape"),
     (set_key("observations", lambda a: a[:, :0]), "observations", "shape"),
     (set_key("observations", np.float32(1)), "observations", "shape"),

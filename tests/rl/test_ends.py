@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
+from retable.tasks.rl.recordings.record import record
 from retable.tasks.rl.tools.minari import import_minari
 from tests.rl.d4rl_files import Arrays, write
 from tests.rl.tools.test_minari import check as check_minari
@@ -106,6 +107,60 @@ def test_lost_time_outs_are_betrayed_by_the_successors(cheetah: Arrays, storage:
     columns = data.columns(data.folder(storage, "HalfCheetah", "mine"))
     np.testing.assert_array_equal(columns["next_observation"], cheetah["next_observations"])
     assert np.flatnonzero(columns["timeout"]).tolist() == [249, 499, 749, 999]
+
+
+@pytest.mark.parametrize("key", ["kept", "absent"])
+def test_marks_that_are_all_missing_are_found_by_the_successors(
+    cheetah: Arrays, storage: Storage, tmp_path: Path, key: str
+) -> None:
+    """As of a recorder that writes no `timeouts`, in an environment that never terminates."""
+    lost = without(cheetah, *range(EPISODES))
+    if key == "absent":
+        del lost["timeouts"]
+    path = write(tmp_path / "a.hdf5", lost)
+    refused(path, storage, "HalfCheetah", "an episode ends without a mark in row 249, row 499, row 749;")
+    info = data.convert(path, storage, "HalfCheetah", "mine", mending=True)
+    assert info["behaviour_return"] == pytest.approx(np.mean(returns_of(cheetah)[:-1]), rel=1e-6)
+    columns = data.columns(data.folder(storage, "HalfCheetah", "mine"))
+    np.testing.assert_array_equal(columns["next_observation"], cheetah["next_observations"])
+    (line,) = data.check(write(tmp_path / "v0.hdf5", lost, "v0"))
+    assert "end no episode; mark the last row of each episode" in line, "nothing tells where they end"
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Arrays:
+    """Four episodes of our expert, up to the environment's limit."""
+    storage = Storage.open(tmp_path_factory.mktemp("runner"))
+    record("HalfCheetah", storage, transitions=4000, lanes=4)
+    (path,) = Path(data.folder(storage, "HalfCheetah", "recorded").root).glob("*.hdf5")
+    with h5py.File(path) as file:
+        return {key: file[key][()] for key in KEYS}
+
+
+@pytest.mark.parametrize("kept", [[3999], []])
+def test_lost_time_outs_are_found_at_the_environment_s_limit(
+    runner: Arrays, storage: Storage, tmp_path: Path, kept: list[int]
+) -> None:
+    """Too few ends are known to see resets anywhere: an episode of 4,000 steps was trained on, across them."""
+    marks = np.isin(np.arange(4000), kept)
+    path = write(tmp_path / "a.hdf5", {**runner, "timeouts": marks}, "v0")
+    (line,), _ = data.inspect(path, "HalfCheetah")
+    assert "an episode ends without a mark in row 999, row 1999, row 2999;" in line
+    with pytest.raises(UserError, match="row 999, row 1999, row 2999"):
+        data.convert(path, storage, "HalfCheetah", "mine")
+    info = data.convert(path, storage, "HalfCheetah", "mine", mending=True)
+    whole = returns_of(runner)[: 4 if kept else 3]
+    assert info["behaviour_return"] == pytest.approx(np.mean(whole), rel=1e-6)
+    columns = data.columns(data.folder(storage, "HalfCheetah", "mine"))
+    rows = np.delete(np.arange(4000), [999, 1999, 2999, 3999])
+    np.testing.assert_array_equal(columns["observation"], runner["observations"][rows])
+    np.testing.assert_array_equal(columns["next_observation"], runner["next_observations"][rows])
+
+
+def test_a_limit_of_their_own_cuts_no_episodes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.hdf5", simulate(episodes=2, steps=2000), "v0")
+    defects, (remark,) = data.inspect(path, "HalfCheetah")
+    assert defects == [] and "episode 0 has 2,000 steps, 1 more" in remark
 
 
 def test_successors_that_are_but_the_next_rows_do_not_hide_a_lost_time_out(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import h5py
 import numpy as np
 import pytest
 
@@ -22,7 +23,7 @@ from retable.tasks.rl.play.evaluate import make, rollout, scale
 from retable.tasks.rl.predict import evaluate, predict
 from retable.tasks.rl.recordings.d4rl import published_as
 from retable.tasks.rl.recordings.prepare import describe
-from retable.tasks.rl.tools.minari import import_minari
+from retable.tasks.rl.tools.minari import import_minari, inspect
 from tests.rl import toys
 from tests.rl.d4rl_files import MIXED, Arrays, make_arrays, write
 from tests.rl.tools import test_minari
@@ -255,3 +256,111 @@ def test_the_command_tells_how_data_were_read(
     for wrong, what in ((["--skip", "x"], "'x' is no number"), (["--mend", "all"], "use --mend ends")):
         with pytest.raises(UserError, match=what):
             command("data", "convert", *words, *wrong)
+
+
+@pytest.mark.parametrize(("environment", "version", "sizes", "bound"), [
+    ("Humanoid", "v5", (348, 17), 0.4), ("Pusher", "v5", (23, 7), 2.0),
+])  # fmt: skip
+def test_minari_s_actions_without_bounds_of_their_own_are_in_the_environment_s(
+    environment: str, version: str, sizes: tuple[int, int], bound: float, storage: Storage, tmp_path: Path
+) -> None:
+    """They were taken to be in [-1, 1]: a policy played with 0.4 of its actions."""
+    given, name = arrays_of(*sizes, bound), f"{environment}-{version}"
+    source = minari_of(tmp_path / "set", given, name)
+    info = import_minari(source, storage, name="mine")
+    action = data.columns(data.folder(storage, environment, "mine"))["action"]
+    np.testing.assert_allclose(action, given["actions"] / bound, atol=1e-6)
+    assert info["remarks"] == [f"actions are scaled to [-1, 1] from the bounds of {name}, [-{bound:g}, {bound:g}]"]
+    wide = minari_of(tmp_path / "wide", arrays_of(*sizes, 30.0), name)
+    with pytest.raises(UserError, match=f"actions leave the bounds of {name} in 'episode_0/actions', first in row 0"):
+        import_minari(wide, storage, name="wide")
+
+
+def minari_of(folder: Path, arrays: Arrays, name: str) -> Path:
+    """Write two episodes of 60 rows without `action_space`."""
+    (folder / "data").mkdir(parents=True)
+    with h5py.File(folder / "data/main_data.hdf5", "w") as file:
+        for number, rows in enumerate((slice(0, 60), slice(60, 120))):
+            group = file.create_group(f"episode_{number}")
+            last = arrays["observations"][rows][-1:]
+            group["observations"] = np.concatenate([arrays["observations"][rows], last + 1])
+            group["actions"], group["rewards"] = arrays["actions"][rows], arrays["rewards"][rows]
+            group["terminations"], group["truncations"] = np.zeros(60, bool), np.arange(60) == 59
+    spec = {"id": name, "max_episode_steps": gymnasium.spec(name).max_episode_steps, "kwargs": {}}
+    said = {"dataset_id": "own/set-v0", "env_spec": json.dumps(spec)}
+    (folder / "data/metadata.json").write_text(json.dumps(said))
+    return folder
+
+
+def own_recording(path: Path, **said: Any) -> Path:
+    """Write a file that says of itself what a recording of ours says."""
+    write(path, arrays_of(17, 6, 1.0))
+    with h5py.File(path, "r+") as file:
+        file.attrs["retable"] = json.dumps({"environment": "HalfCheetah", "simulator": "v5", **said})
+    return path
+
+
+def test_a_recording_of_ours_is_of_no_other_environment(storage: Storage, tmp_path: Path) -> None:
+    """Walker2d has as many observations and actions."""
+    path = own_recording(tmp_path / "a.hdf5")
+    what = "recorded in HalfCheetah, not in 'Walker2d'; leave --env out"
+    with pytest.raises(UserError, match=what):
+        data.convert(path, storage, "Walker2d", "mine")
+    ((line,), _) = data.inspect(path, "Walker2d")
+    assert what in line and not storage.exists("data")
+    assert data.inspect(path, "HalfCheetah")[0] == data.inspect(path)[0] == []
+    assert data.convert(path, storage, "HalfCheetah", "mine")["environment"] == "HalfCheetah"
+
+
+@pytest.mark.parametrize("said", [{"simulator": [1]}, {"environment": ["x"]}, {"environment": 3, "simulator": {}}])
+def test_what_a_foreign_file_says_of_itself_is_taken_as_text_alone(
+    storage: Storage, tmp_path: Path, said: dict[str, Any]
+) -> None:
+    path = own_recording(tmp_path / "a.hdf5", **said)
+    assert data.inspect(path, "HalfCheetah")[0] == []
+    assert data.convert(path, storage, "HalfCheetah", "mine")["environment"] == "HalfCheetah"
+
+
+def test_a_file_of_no_known_environment_is_checked_for_what_can_be(tmp_path: Path) -> None:
+    """Humanoid's actions of 0.4, and episodes beyond Hopper's limit, passed without a word."""
+    small = write(tmp_path / "small.hdf5", arrays_of(348, 17, 0.4))
+    defects, (remark,) = data.inspect(small)
+    assert defects == [] and "no environment is known" in remark and "--env" in remark
+    (line,), _ = data.inspect(write(tmp_path / "wide.hdf5", arrays_of(3, 1, 2.0)))
+    assert line.endswith("leaves [-1, 1], first in row 0; name the environment by --env, or scale them")
+    silent = minari(tmp_path / "set")
+    said = json.loads((silent / "data/metadata.json").read_text())
+    (silent / "data/metadata.json").write_text(json.dumps({**said, "env_spec": None}))
+    assert "no environment is known" in inspect(silent)[1][0] and inspect(silent, "Hopper")[1] == []
+
+
+@pytest.mark.parametrize(("environment", "sizes", "limit", "what"), [
+    ("HalfCheetah", (17, 6), 60, "HalfCheetah-v5 never terminates, but 2 rows are terminal, first row 59"),
+    ("Pusher", (23, 7), 60, "Pusher-v5 never terminates, but 2 rows"),
+    ("Walker2d", (17, 6), 1000, "2 rows at the limit of Walker2d-v5, 1,000 steps, are terminal, first row 999"),
+])  # fmt: skip
+def test_time_outs_that_are_marked_as_terminal_are_remarked(
+    tmp_path: Path, environment: str, sizes: tuple[int, int], limit: int, what: str
+) -> None:
+    """As of a recorder that stores `done`: targets lose what comes after."""
+    random, rows = np.random.default_rng(0), 2 * limit
+    made = {
+        "observations": random.normal(size=(rows, sizes[0])).astype(np.float32),
+        "actions": random.uniform(-1, 1, (rows, sizes[1])).astype(np.float32),
+        "rewards": np.zeros(rows, np.float32),
+        "terminals": np.arange(1, rows + 1) % limit == 0,
+        "timeouts": np.zeros(rows, bool),
+    }
+    _, remarks = data.inspect(write(tmp_path / "a.hdf5", made), environment)
+    assert any(what in remark and "timeouts" in remark for remark in remarks)
+    early = {**made, "terminals": np.isin(np.arange(rows), [limit // 2, rows - 1 - limit // 3])}
+    _, remarks = data.inspect(write(tmp_path / "b.hdf5", early), environment)
+    assert any("terminal" in remark for remark in remarks) == (environment != "Walker2d")
+
+
+def test_arguments_as_the_environment_has_them_anyway_are_no_settings(storage: Storage, tmp_path: Path) -> None:
+    """A recorder that writes every argument names the model's file and the whole range of angles."""
+    own = {"xml_file": "hopper.xml", "forward_reward_weight": 1.0, "terminate_when_unhealthy": True}
+    own["healthy_state_range"] = [-100.0, 100.0]
+    info = import_minari(minari(tmp_path / "set", env_spec={"kwargs": own}), storage)
+    assert "settings" not in info and info["behaviour_score"] is not None

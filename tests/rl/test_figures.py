@@ -80,6 +80,8 @@ def test_controls_stand_beside_the_method_with_their_means_and_extremes():
         raw = mean(found, "SNIP 95 %, raw states", "HalfCheetah", policy, 10)
         np.testing.assert_allclose(shown["SNIP, raw states"], [[5], [raw]])
         assert raw != pytest.approx(mean(found, "SNIP 95 %", "HalfCheetah", policy, 10))
+        dense = mean(found, "dense, raw states", "HalfCheetah", policy, 10)
+        np.testing.assert_allclose(shown["dense, raw states"], [[0, 1], [dense, dense]])
         assert shown["dense"][1][0] == pytest.approx(mean(found, "dense", "HalfCheetah", policy, 10))
         whiskers = axis.containers[0].lines[2][0].get_segments()  # random's, at 95 %
         scores = readings.final(found, "random 95 %", "score", environment="HalfCheetah", view_policy=policy)

@@ -3,14 +3,19 @@
 import pytest
 import torch
 
+from retable.platform import api
+from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
+from retable.platform.spec.task import find
+from retable.platform.store.storage import Storage
 from retable.tasks.rl import TASK
-from retable.tasks.rl.cli import play
+from retable.tasks.rl.cli import export, play
 from retable.tasks.rl.config import Config
-from retable.tasks.rl.export import write_policy
+from retable.tasks.rl.export import read_policy, write_policy
 from retable.tasks.rl.formats.compact import HEAVIEST, pack
 from retable.tasks.rl.model import build, unstack
 from tests.rl import toys
+from tests.tiny import tiny, trained, transitions
 
 INFO = {"max_action": 1.0, "behaviour_return": 100.0, "simulator": "v5"}
 CONFIG = toys.config(environment="InvertedPendulum")
@@ -65,3 +70,17 @@ def test_the_largest_policy_is_not_too_large():
 def test_a_wrong_environment_is_refused_when_planned(environment, data, words):
     with pytest.raises(UserError, match=words):
         TASK.check(Config(environment=environment, data=data), TASK.view())
+
+
+@pytest.mark.parametrize(("algorithm", "policy"), [("bcq", "bcq"), ("bc", "bc")])
+def test_a_run_is_played_and_written_by_the_policy_that_it_has(tmp_path, monkeypatch, algorithm, policy):
+    """The default scale trains the VAE alone: `retable rl play latest` asked it for BCQ's policy."""
+    storage = Storage.open(tmp_path)
+    transitions(storage)
+    config = tiny("rl", {"algorithm": algorithm})
+    run = TrainedRun(find("rl"), trained("rl", config, storage, storage), config)
+    monkeypatch.setattr(api, "load", lambda *_, **__: run)
+    words = {"storage": "", "epoch": 0}
+    play("latest", policy=None, episodes=1, env=None, **words)
+    export("latest", tmp_path / "a.rtsn", policy=None, precision="float32", licence="", **words)
+    assert read_policy((tmp_path / "a.rtsn").read_bytes(), "x")[3] == policy

@@ -43,8 +43,8 @@ def test_one_environment_can_be_asked_for(name):
 def test_the_paper_scale_is_the_published_setting(storage):
     tables = {f"rl/{name}": (TASK, scaled(TABLES[name], SCALES["paper"])) for name in ("figure1", "figure2")}
     plan = compile_plan(tables, storage)
-    # 3 environments x 5 seeds x (dense + 2 methods x (10 sparsities + 3 beyond + 2 raw) + 4 controls x 4 sparsities)
-    assert len(plan.trainings) == 3 * 5 * (1 + 2 * 15 + 4 * 4)
+    # 3 environments x 5 seeds x (2 dense + 2 methods x (10 sparsities + 3 beyond + 2 raw) + 4 controls x 4 sparsities)
+    assert len(plan.trainings) == 3 * 5 * (2 + 2 * 15 + 4 * 4)
     assert {t.config.epochs * t.config.steps for t in plan.trainings.values()} == {1_000_000}
     assert {t.config.data for t in plan.trainings.values()} == {"d4rl-expert-v2"}
     assert len(plan.groups) == 3 * (2 + 4), "all of an environment stack, but for raw states and small networks"
@@ -68,7 +68,8 @@ def test_the_small_scale_compares_every_method_at_95_percent(storage):
     plan, ours = plan_of(storage, "small", "figure1", "figure2", "learning"), "standardized"
     everywhere = {("Dense", 0, ours), ("Snip", 0.95, "raw"), *((m, 0.95, ours) for m in ("Snip", "Grasp", "Erk"))}
     more = {(method, sparsity, ours) for method in ("Snip", "Grasp") for sparsity in (0.8, 0.9, 0.99)}
-    more |= {(method, 0.95, ours) for method in ("Random", "Magnitude", "SmallDense")} | {("Grasp", 0.95, "raw")}
+    more |= {(method, 0.95, ours) for method in ("Random", "Magnitude", "SmallDense")}
+    more |= {("Grasp", 0.95, "raw"), ("Dense", 0, "raw")}
     assert kinds(plan) == {"HalfCheetah": everywhere | more, "Hopper": everywhere, "Walker2d": everywhere}
     assert {t.config.seed for t in plan.trainings.values()} == {0, 1, 2}
     assert {t.config.epochs * t.config.steps for t in plan.trainings.values()} == {10_000}
@@ -188,3 +189,14 @@ def test_the_sweep_covers_the_sparsities_of_the_paper():
 def test_the_sweep_optimises_what_every_data_set_has():
     """A share of the behaviour's return has no sign, or is not there, where that return is not above 0."""
     assert find_space("rl").metric == "return"
+
+
+def test_the_sweep_of_learning_rates_gives_each_method_the_same_ones():
+    points = find_space("rl_learning_rate").points()
+    rates = {(point["prune"], point["seed"], point["view.policy"]): set() for point in points}
+    for point in points:
+        rates[point["prune"], point["seed"], point["view.policy"]].add(point["learning_rate"])
+    assert {prune for prune, _, _ in rates} == {"dense", "snip", "grasp"} and len(rates) == 3 * 3 * 2
+    assert all(each == {0.0003, 0.001, 0.003} for each in rates.values()) and len(points) == 3 * len(rates)
+    config = TASK.config()
+    assert config.learning_rate == 0.001 and Snip().sparsity == Grasp().sparsity == 0.95

@@ -7,13 +7,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 from pyarrow import fs
+from ray.exceptions import RayActorError
 from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
 
@@ -280,6 +283,136 @@ def test_the_command_waits_for_hangups_while_ray_lives(monkeypatch):
     assert command.hangup(heard)
     looks = [True, False, False, False, True]
     assert not command.hangup(heard) and looks == [True]
+
+
+@pytest.fixture
+def ray_ends(monkeypatch):
+    """What is watched finds that Ray has ended, within a moment."""
+    monkeypatch.setattr(command, "WATCH", 0.02)
+    monkeypatch.setattr(command.ray_compat, "connected", lambda: False)
+    blocked = threading.Event()
+    yield blocked
+    blocked.set()
+
+
+def test_what_is_watched_ends_with_ray_or_as_it_ends_itself(monkeypatch, ray_ends):
+    with pytest.raises(SystemExit) as ended:
+        command.watched(ray_ends.wait)
+    assert ended.value.code == 1
+    monkeypatch.setattr(command.ray_compat, "connected", lambda: True)
+    assert command.watched(lambda: "done") == "done"
+    with pytest.raises(UserError, match="why"):
+        command.watched(lambda: refuse("why"))
+
+
+def test_ray_is_watched_while_the_server_starts(monkeypatch, ray_ends, served, storage):
+    left = []
+    for name, stub in {
+        "start_ray": lambda **_: None,
+        "join": lambda here: here,
+        "check_cpus": lambda wanted: 1.0,
+        "cluster_resources": lambda: {"CPU": 2.0},
+        "deploy": lambda *_: ray_ends.wait(20),
+        "leave": left.append,
+    }.items():
+        monkeypatch.setattr(command, name, stub)
+    monkeypatch.setattr("ray.serve.start", lambda **_: None)
+    with pytest.raises(SystemExit) as ended, command.serving(served, storage, HERE):
+        pytest.fail("it never was open")
+    assert ended.value.code == 1 and left == [application.NAME]
+
+
+def test_ray_is_watched_while_models_are_chosen_again(monkeypatch, ray_ends, served, storage):
+    class Chosen:
+        def __init__(self, *_):
+            pass
+
+        def result(self):
+            return served
+
+    @contextmanager
+    def serving(*_):
+        yield None
+
+    heard = [True, False]
+    for name, stub in {
+        "IsolatedCall": Chosen,
+        "serving": serving,
+        "hangup": lambda _: heard.pop(0),
+        "renew": lambda *_: ray_ends.wait(20),
+        "check_port": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(command, name, stub)
+    here = {"host": "127.0.0.1", "port": 8000, "token_file": "", "allowed": (), "name": ""}
+    with pytest.raises(SystemExit) as ended:
+        command.run({}, storage.root, here, [], "")
+    assert ended.value.code == 1
+
+
+def test_a_controller_that_is_silent_does_not_keep_the_command(monkeypatch):
+    """Ray lives, and what ends the application waits for ever."""
+    released, codes = threading.Event(), []
+
+    def leave_at_once(code):
+        codes.append(code)
+        released.set()
+
+    for name, stub in {"WATCH": 0.02, "PATIENCE": 0.1, "LAST": 0.1, "end": lambda _: released.wait(20)}.items():
+        monkeypatch.setattr(command, name, stub)
+    monkeypatch.setattr(command.os, "_exit", leave_at_once)
+    monkeypatch.setattr(command, "end_ray", lambda: None)
+    monkeypatch.setattr(command.ray_compat, "connected", lambda: True)
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    began = time.monotonic()
+    command.leave("retable")
+    assert codes == [1] and time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("error", [TimeoutError("60 s"), RayActorError(error_msg="the controller\nhas died")], ids=repr)
+def test_a_swap_that_ray_refuses_leaves_what_is_served(monkeypatch, served, storage, error):
+    def refusing(*_, **__):
+        raise error
+
+    monkeypatch.setattr("ray.serve.run", refusing)
+    monkeypatch.setattr("ray.serve.status", refusing)
+    monkeypatch.setattr(application, "assemble", lambda *_: None)
+    arguments = application.arguments(served, storage, HERE, "")
+    with pytest.raises(UserError, match=r"a deployment does not start: .") as refused:
+        command.deploy(HERE, arguments, storage, {}, served)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_cluster_that_does_not_answer_keeps_no_application_name(monkeypatch):
+    released = []
+
+    def silent(name):
+        raise TimeoutError
+
+    monkeypatch.setattr(command, "drain", lambda name: None)
+    monkeypatch.setattr(command, "cluster_address", lambda: "10.0.0.1:6379")
+    monkeypatch.setattr("ray.serve.delete", silent)
+    monkeypatch.setattr(command.ray_compat, "release", released.append)
+    with pytest.raises(TimeoutError):
+        command.end("other")
+    assert released == ["other"]
+
+
+def test_names_of_hosts_are_compared_as_requests_have_them():
+    written = ["Retable.Example.org", "[::1]:8000", "a.example:8443"]
+    lower = tuple(word.lower() for word in written)
+    assert application.Arguments(tasks=("rl",), hosts=written).hosts == lower
+    assert address.Address("127.0.0.1", 8000, allowed=tuple(written)).names[-3:] == lower
+
+
+@pytest.mark.parametrize("word", ["https://x.example", "x.example/", "x.example:443", "x.example:80", "a b", ""])
+def test_what_is_no_name_of_a_host_is_refused(word, monkeypatch):
+    monkeypatch.setattr(command, "check_port", lambda *_: None)
+    monkeypatch.setattr(command, "IsolatedCall", None)
+    here = {"host": "127.0.0.1", "port": 8000, "token_file": "", "allowed": (word,), "name": ""}
+    with pytest.raises(UserError, match="no name of a host; write it as browsers show it"):
+        command.run({}, "x", here, [], "")
+    with pytest.raises(UserError, match="no name of a host"):
+        application.build({"tasks": ["rl"], "hosts": ["localhost", word]})
 
 
 def test_an_application_beside_others_has_a_name_that_is_part_of_its_address():

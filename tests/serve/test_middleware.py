@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from fnmatch import fnmatch
 
 import pytest
 
@@ -175,6 +176,14 @@ def test_every_answer_is_of_a_kind_that_the_document_names():
         status, headers, _ = ask(application, "GET", path)
         named = paths[path.partition("?")[0]]["get"]["responses"][str(status)]["content"]
         assert headers["content-type"] in named, path
+    audio = paths["/v1/audio/{id}"]["get"]
+    for wanted, expected in ((b"", 200), (b"bytes=0-99", 206), (b"bytes=x", 416)):  # as a page's player asks
+        status, headers, body = ask(application, "GET", "/v1/audio/1", headers=[(b"range", wanted)] if wanted else [])
+        named = audio["responses"].get(str(status), audio["responses"]["default"])["content"]
+        assert status == expected and any(fnmatch(headers["content-type"], kind) for kind in named)
+        assert status != 206 or len(body) == 100
+    assert [each["in"] for each in audio["parameters"] if each["name"] == "Range"] == ["header"]
+    assert "206" in paths["/v1/jobs/{id}/file"]["get"]["responses"]
     assert list(paths["/v1/tables/{task}/{name}/picture"]["get"]["responses"]["200"]["content"]) == ["image/png"]
 
 

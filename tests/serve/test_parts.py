@@ -4,10 +4,12 @@ import asyncio
 import hashlib
 import io
 import json
+import re
 import struct
 import threading
 import zlib
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -360,6 +362,22 @@ def test_the_client_waits_for_a_proxy_that_starts_again(monkeypatch):
     assert Away().models() == [] and waited[0] == 10 > waited[1]
 
 
+@pytest.mark.parametrize("asked", ["1", "", "7"])
+def test_the_client_asks_for_as_long_as_the_page_says_whatever_pause_a_busy_server_names(monkeypatch, asked):
+    waited = []
+    monkeypatch.setattr("retable.serve.client.time.sleep", waited.append)
+
+    class Busy(Client):
+        def _once(self, *arguments):
+            return Answer(429, b'{"detail": "too many"}', {"retry-after": asked})
+
+    with pytest.raises(ServeError, match="429: too many"):
+        Busy().models()
+    page = " ".join((Path(__file__).parents[2] / "docs/serving.md").read_text().split())
+    ((seconds, said),) = re.findall(r"retries with the same request id, ten times over ([\d.]+) s or (more)", page)
+    assert len(waited) == 9 and sum(waited) >= float(seconds) and min(waited) >= float(asked or 0.2), said
+
+
 def test_the_client_says_why(monkeypatch):
     class Refusing(Client):
         def _once(self, *arguments):
@@ -578,7 +596,8 @@ def test_the_openapi_document_says_what_is_answered_and_what_a_problem_is():
     assert act["parameters"][0]["example"] == "HalfCheetah"
     assert list(act["responses"]["200"]["content"]["application/json"]["example"]) == ["actions"]
     region = {each["name"]: each for each in said["paths"]["/v1/weather"]["post"]["parameters"]}["region"]
-    assert region["schema"]["enum"] == ["boxi_0015"] and act["parameters"][0]["schema"]["enum"] == ["HalfCheetah"]
+    assert region["schema"]["examples"] == ["boxi_0015"] and "enum" not in region["schema"]
+    assert act["parameters"][0]["schema"]["enum"] == ["HalfCheetah"]
     methods = [method for path in said["paths"].values() for method in path.values()]
     schemas = [each["schema"] for method in methods for each in method.get("parameters", ())]
     assert all(each.get("default") in (None, *each["enum"]) for each in schemas if "enum" in each)

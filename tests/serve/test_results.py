@@ -11,6 +11,7 @@ from retable.platform.store.storage import Storage
 from retable.serve.deployments import weather
 from retable.serve.ingress import results
 from retable.serve.launch.models import Model
+from tests.platform.store.test_storage import failing
 from tests.serve import web
 from tests.serve.test_parts import ask, problem
 
@@ -125,6 +126,29 @@ def test_half_a_file_is_left_out_and_a_line_too_long_is_cut(storage):
     assert [row["cells"] for row in got(storage, "/v1/tables/weather/table1")["rows"]] == [[], []]
 
 
+REFUSALS = ("AWS Error SLOW_DOWN during ListObjectsV2 operation", "AWS Error ACCESS_DENIED during GetObject operation")
+
+
+@pytest.mark.parametrize("error", [OSError(each) for each in REFUSALS], ids=str)
+@pytest.mark.parametrize("method", ["get_file_info", "open_input_stream"])
+def test_a_storage_that_does_not_answer_is_to_be_asked_again_and_hides_no_table(storage, monkeypatch, error, method):
+    """At once: who asks does not wait for as long as a training would."""
+    web.keep(storage, web.table("rl/figure1", figure="lines"), "rl-figure1-smoke")
+    storage.write("report/rl-figure1-smoke.png", b"png")
+    filesystem, left = failing(monkeypatch, method)
+    application = web.application(storage=Storage(filesystem, storage.root))
+    monkeypatch.setattr("retable.platform.store.patience.time.sleep", None)
+    for path in ("/v1/tables", "/v1/tables/rl/figure1", "/v1/tables/rl/figure1/picture"):
+        left.append(error)
+        if method == "open_input_stream" and path == "/v1/tables/rl/figure1":
+            left.clear()  # what is known is not read again
+            continue
+        status, headers, body = ask(application, "GET", path)
+        assert (status, headers["retry-after"]) == (503, "5"), path
+        assert "does not answer; try again" in json.loads(body)["detail"] and str(storage) not in body.decode()
+        assert not left and ask(application, "GET", path)[0] == 200
+
+
 def test_a_table_is_read_again_when_it_has_changed(storage, monkeypatch):
     reads = []
     read = results.read_table
@@ -151,6 +175,9 @@ def test_the_example_is_one_that_a_forecaster_of_its_size_reads():
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         assert np.array_equal(weather.images_of(body, (4, 11, 36, 36)), arrays["images"], equal_nan=True)
         assert arrays["truth"].shape == (32, 36, 36) and set(np.unique(arrays["truth"])) <= {0, 1, 2}
-    for about in ({**web.WEATHER, "size": 252}, {**web.WEATHER, "regions": ["roxi_0007"]}, {}):
+    elsewhere = {**web.WEATHER, "regions": ["roxi_0007"]}
+    network = web.application([Model(task="weather", name="x", sha256="a", about=elsewhere)])
+    assert ask(network, "GET", "/v1/weather/example")[0] == 200, "a network forecasts any region"
+    for about in ({**web.WEATHER, "size": 252}, {**elsewhere, "config": {"model": "climatology"}}, {}):
         other = web.application([Model(task="weather", name="x", sha256="a", about=about)])
         assert problem(ask(other, "GET", "/v1/weather/example"))[0] == 404

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import random
+from types import SimpleNamespace
 
 import h5netcdf
 import numpy as np
@@ -10,11 +11,15 @@ import pytest
 from PIL import Image
 
 from benchmarks.serve_fuzz import corpus, damaged
+from retable.platform.config import override
 from retable.serve.deployments import maps, weather
 from retable.serve.deployments.line import Line
 from retable.serve.ingress.replies import Problem
 from retable.serve.ingress.routes.weather import members_of
+from retable.tasks.weather.export import Exported
 from retable.tasks.weather.metrics import cut
+from retable.tasks.weather.model import build
+from tests.weather.toys import config
 
 STEPS = np.random.default_rng(0).integers(0, 201, (32, 36, 36)).astype(np.uint8)
 FORECAST = maps.Forecast(STEPS, "boxi_0015", "a test", np.datetime64("2019-06-01T12:00"))
@@ -103,17 +108,38 @@ def test_members_are_named_each_once():
     assert refused.value.status == 404
 
 
+@pytest.mark.parametrize("region", ["boxi_0034", "nowhere", ""])
+def test_networks_forecast_any_region_and_a_climatology_its_own(region):
+    for changes in ({}, {"model": "climatology", "forecast": 8}):
+        chosen = override(config(), changes)
+        forecaster = Exported({}, chosen, 12, build(chosen, 12, chosen.regions).eval())
+        file = io.BytesIO()
+        np.savez(file, images=np.zeros((4, 11, 12, 12), np.float32))
+        if changes:
+            with pytest.raises(Problem, match="climatology has seen") as refused:
+                weather.work(forecaster, region, file.getvalue())
+            assert refused.value.status == 422 and "boxi_0015" in str(refused.value)
+            assert weather.work(forecaster, "boxi_0015", file.getvalue()).region == "boxi_0015"
+        else:
+            assert weather.work(forecaster, region, file.getvalue()).region == region
+
+
 def test_several_forecasters_answer_one_request(monkeypatch):
     class Two:
         def __init__(self):
-            self.forecasters, self.line = {"a": "a", "b": "b"}, Line(2, 1.0)
+            about = {"data_caution": "Not real."}
+            self.forecasters = {name: SimpleNamespace(name=name, about=about) for name in "ab"}
+            self.line = Line(2, 1.0)
 
         async def batch(self, work):
             return STEPS // (1 if work == "a" else 2)
 
-    monkeypatch.setattr(weather, "work", lambda forecaster, region, body: forecaster)
+    monkeypatch.setattr(weather, "work", lambda forecaster, region, body: forecaster.name)
     made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here", {"kind": "npz"}))
     found = np.load(io.BytesIO(made.body))
     assert np.array_equal(found["probability"], (STEPS.astype(int) + STEPS // 2) // 2) and found["minutes"][-1] == 480
+    made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here", {"kind": "netcdf"}))
+    with h5netcdf.File(io.BytesIO(made.body)) as file:
+        assert file.attrs["comment"] == "Not real."
     refused = asyncio.run(weather.Forecasters.forecast(Two(), ["a"], b"", "here", {"time": "never"}))
     assert isinstance(refused, Problem) and refused.status == 422

@@ -18,6 +18,7 @@ from retable.platform.store.storage import Storage
 from retable.serve.deployments import maps
 from retable.serve.ingress import app, middleware
 from retable.serve.ingress.limits import LIMITS
+from retable.serve.ingress.ranges import span
 from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.ingress.routes import example
 from retable.serve.launch.models import Model
@@ -81,7 +82,8 @@ async def ask(task, method, *arguments):
             else Problem(422, "no words")
         )
     if method == "recording":
-        return Reply(sound(), "audio/wav")
+        start, stop = span(arguments[1], len(sound()), 1 << 20)
+        return Reply(sound()[start:stop], "audio/wav", 206 if arguments[1] else 200)
     if task == "weather":
         return Reply(maps.packed(steps()[0]), "application/x-npz")
     await asyncio.sleep(0.05)

@@ -10,6 +10,7 @@ from retable.platform.config import override
 from retable.platform.spec.table import Replicate
 from retable.tasks.style import TASK, claims
 from retable.tasks.style.config import Config, View
+from retable.tasks.style.files import assets
 from retable.tasks.style.tables import IMAGE, NETWORK, PHOTOGRAPHS, TIMES, UHD
 from tests.table_results import results_of
 
@@ -160,15 +161,35 @@ def test_a_version_2_that_has_not_learnt_is_no_test_of_the_versions(lattice, bef
 def test_claims_of_trained_backbones_are_untested_with_random_weights(figure):
     numbers = {"style_error": 0.1, "content_error": 0.1}
     random = {**IMAGE, "method.backbone.weights": "random", "method.backbone.normalise": False}
-    for overrides, status in ((IMAGE, "holds"), (random, UNTESTED)):
+    small = {**IMAGE, "method.backbone.weights": "small"}
+    for overrides, status in ((IMAGE, "holds"), (random, UNTESTED), (small, UNTESTED)):
         found = {
             label: [
-                replace(run(label, name, numbers), config=override(Config(), {**overrides, "method.content": name}))
+                replace(
+                    run(label, name, numbers),
+                    config=override(Config(), {**overrides, "method.backbone": network, "method.content": name}),
+                )
                 for name in PHOTOGRAPHS
             ]
-            for label in ("VGG-19", "AlexNet")
+            for label, network in (("VGG-19", "vgg19"), ("AlexNet", "alexnet"))
         }
         assert verdict(figure, results_of(TABLES, found)) == status
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "status"),
+    [
+        ((3082, 2048), (3082, 2048), "holds"),
+        ((3082, 2048), (3080, 2048), "does not hold"),
+        ((256, 170),) * 2 + (UNTESTED,),
+    ],
+)
+def test_the_size_is_compared_with_the_files_own(before, after, status):
+    """At a scale that reduces the photograph nothing is said of its size."""
+    made = {name: np.zeros((*size[::-1], 3), np.uint8) for name, size in (("photograph", before), ("stylised", after))}
+    need = Replicate("x", {}, override(Config(), NETWORK), View(content=(assets.LARGE,)))
+    filled = replace(need, metrics={}, summaries=lambda: {"all": {f"{k}/{assets.LARGE}": v for k, v in made.items()}})
+    assert verdict("figure8", results_of(TABLES, {claims.LARGE.label: [filled]})) == status
 
 
 def times(gpu=1.0, spread=0.01, **seconds):

@@ -1,5 +1,6 @@
 """What is measured of pictures and networks, against pictures whose measure is known."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.style.apply import judge
 from retable.tasks.style.apply.judge import burnt, errors, flicker, lattice
@@ -17,6 +19,7 @@ from retable.tasks.style.networks import tiling, transformer
 from retable.tasks.style.networks.backbones import build
 from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.networks.weights import import_weights
+from retable.tasks.style.tools.pictures import judge_cli
 
 torch.set_num_threads(1)
 
@@ -145,6 +148,28 @@ def test_the_command_prints_networks_and_pictures(tmp_path):
     assert "style error" in found.output and "3 photographs, longer side 256 pixels" in found.output
     bare = CliRunner().invoke(app, ["judge", str(tmp_path / "mine.safetensors"), "--storage", str(tmp_path)])
     assert "say which painting it is after" in str(bare.exception)
+
+
+def test_pictures_that_are_too_small_to_judge_are_told_before_networks_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(judge_cli, "judge_network", lambda *given: pytest.fail("a network was run"))
+    for name, shape in (("tiny", (50, 50, 3)), ("panorama", (100, 900, 3))):
+        images.write(tmp_path / f"{name}.png", noise(shape))
+    for arguments, line in (
+        ([str(tmp_path / "tiny.png")], r"tiny.png: 50 x 50 pixels are too few to judge; 64 each way are needed"),
+        (["--photograph", str(tmp_path / "panorama.png"), "--size", "256"], r"panorama.png: 256 x 28 pixels"),
+    ):
+        found = CliRunner().invoke(app, ["judge", "great_wave", *arguments, "--storage", str(tmp_path)])
+        assert isinstance(found.exception, UserError) and re.search(line, str(found.exception)), found.exception
+
+
+def test_a_shortage_of_memory_is_told(tmp_path, monkeypatch):
+    def short(*given):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9000000000 bytes")
+
+    monkeypatch.setattr(judge_cli, "judge_network", short)
+    monkeypatch.setattr(judge_cli, "backbone", lambda *given: None)
+    found = CliRunner().invoke(app, ["judge", "great_wave", "--storage", str(tmp_path)])
+    assert isinstance(found.exception, UserError) and "choose a smaller --size" in str(found.exception)
 
 
 @pytest.mark.parametrize(

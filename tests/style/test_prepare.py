@@ -3,6 +3,7 @@ import importlib
 import os
 from pathlib import Path
 
+import av
 import fsspec
 import numpy as np
 import pyarrow.parquet as pq
@@ -296,3 +297,65 @@ def test_an_import_takes_no_name_that_tables_use(album, storage, name):
     with pytest.raises(UserError, match=f"--name {name}: .* choose another"):
         import_folder(album, folder(storage, name), name, 2)
     assert not folder(storage, name).exists()
+
+
+def clip(path, turn=0, transfer=2, primaries=2, levels=None):
+    """Write a lossless clip of a picture: 8 bits, or HDR's 10."""
+    picture = np.zeros((32, 48, 3), np.uint8)
+    picture[:16] = 200, 40, 40
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264" if levels is None else "ffv1", rate=25)
+        stream.width, stream.height = 48, 32
+        stream.pix_fmt = "yuv444p" if levels is None else "yuv444p10le"
+        if turn:
+            stream.set_display_rotation(turn)
+        frame = av.VideoFrame.from_ndarray(
+            picture if levels is None else levels, "rgb24" if levels is None else "rgb48le"
+        )
+        if levels is not None:
+            frame = frame.reformat(format="yuv444p10le", dst_colorspace=9, dst_color_range=1)
+            context = stream.codec_context
+            for each in (context, frame):
+                each.color_trc, each.color_primaries, each.colorspace, each.color_range = transfer, primaries, 9, 1
+        frame.pts = 0
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def test_a_videos_frames_are_upright(tmp_path):
+    (_, pixels), *_ = module.video_frames(clip(tmp_path / "a.mp4", turn=90), 1)
+    assert pixels.shape == (48, 32, 3)
+    red = pixels[..., 0].astype(int) > 100
+    assert red[:, :14].all() and not red[:, 18:].any(), "a quarter counterclockwise: the top comes to the left"
+
+
+def test_a_videos_frames_of_hdr_are_mapped(tmp_path):
+    """Grey of 100 nits in PQ (ITU-R BT.2100) is far darker as a level than as BT.709 shows it."""
+    levels = np.full((32, 48, 3), round(0.508078 * 65535), np.uint16)
+    (_, pixels), *_ = module.video_frames(clip(tmp_path / "a.mkv", 0, 16, 9, levels), 1)
+    expected = 255 * (100 / 203) ** (1 / 2.4)
+    assert np.abs(pixels.astype(int) - expected).max() < 4
+
+
+def test_a_playlist_named_as_a_video_opens_no_other_file(tmp_path, storage):
+    album = tmp_path / "album"
+    picture(album / "a.png")
+    clip(tmp_path / "secret.mp4").rename(album / "secret.bin")
+    (album / "x.mp4").write_text("ffconcat version 1.0\nfile secret.bin\n")
+    info = import_folder(album, folder(storage, "mine"), "mine", 0)
+    assert info["training"] == 1 and ["x.mp4" in line for line in info["left_out"]] == [True]
+
+
+def test_pictures_that_training_does_not_read_are_converted_or_named(tmp_path, storage):
+    album = tmp_path / "album"
+    picture(album / "a.png")
+    Image.fromarray(np.full((40, 50, 3), (200, 40, 40), np.uint8)).save(album / "b.ppm")
+    (album / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    place = folder(storage, "mine")
+    info = import_folder(album, place, "mine", 0)
+    assert place.list("training") == ["a.png", "b.jpg"] and info["training"] == 2
+    assert np.abs(np.asarray(Image.open(f"{place.root}/training/b.jpg"), int) - (200, 40, 40)).max() < 5
+    (line,) = info["left_out"]
+    assert line.endswith("IMG_1.HEIC: HEIC; it is read where pillow-heif is installed: pip install pillow-heif")
+    assert check(place) == []

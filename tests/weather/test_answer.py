@@ -1,6 +1,7 @@
 """`retable predict weather`: the example that comes with the task, and regions that the forecaster never saw."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import h5netcdf
@@ -36,6 +37,13 @@ def test_the_example_is_answered_as_it_comes(model):
     data = answer.answering(model, answer.Options(format="netcdf"))(EXAMPLE)
     with h5netcdf.File(io.BytesIO(data)) as file:
         assert file.attrs["region"] == "roxi_0004"
+
+
+def test_netcdf_says_what_the_data_of_the_training_do_not_show(model):
+    for about, comment in (({"data_caution": "Not real."}, "Not real."), ({}, None)):
+        data = answer.answering(replace(model, about=about), answer.Options(format="netcdf"))(EXAMPLE)
+        with h5netcdf.File(io.BytesIO(data)) as file:
+            assert file.attrs.get("comment") == comment
 
 
 @pytest.mark.parametrize("name", ["boxi_0034.test.reflbt0.ns.h5", "roxi_0008.h5", "afternoon.h5", "afternoon.npz"])

@@ -228,7 +228,12 @@ def packed(path, key, values, **attributes):
         ({"scale_factor": [0.01], "add_offset": [200.0]}, lambda raw: raw * 0.01 + 200),
         ({"add_offset": -5.0}, lambda raw: raw - 5.0),
         ({"scale_factor": 0.5, "_FillValue": np.int16([7])}, lambda raw: np.where(raw == 7, np.nan, raw * 0.5)),
-        ({"_FillValue": np.int16(7)}, lambda raw: raw),
+        ({"_FillValue": np.int16(7)}, lambda raw: np.where(raw == 7, np.nan, raw)),
+        ({"missing_value": np.int16([3])}, lambda raw: np.where(raw == 3, np.nan, raw)),
+        (
+            {"add_offset": 1.0, "_FillValue": 7, "missing_value": 3},
+            lambda raw: np.where(np.isin(raw, (3, 7)), np.nan, raw + 1),
+        ),
     ],
 )
 def test_packed_numbers_are_unpacked(tmp_path, attributes, expected):

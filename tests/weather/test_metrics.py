@@ -229,13 +229,13 @@ def test_fss_is_the_mean_over_shards_and_leaves_out_dry_ones() -> None:
     thresholds = dict.fromkeys(SHARDS, 0.5)
     found = scores(summaries, thresholds, 4)
     expected = [1 - s["fss_error"][..., 2].sum() / s["fss_reference"][..., 2].sum() for s in summaries.values()]
-    assert found["fss/18km"] == pytest.approx(np.mean(expected))
-    assert [name for name in found if name.startswith("fss")] == ["fss/2km", "fss/6km", "fss/18km", "fss/24km"]
+    assert found["fss/9px"] == pytest.approx(np.mean(expected))
+    assert [name for name in found if name.startswith("fss")] == ["fss/1px", "fss/3px", "fss/9px", "fss/12px"]
     wide = scores({"test/2019/wide": summarise(*field(3, size=36))}, {"test/2019/wide": 0.5}, 4)
-    assert [name for name in wide if name.startswith("fss")] == ["fss/2km", "fss/6km", "fss/18km", "fss/54km"]
+    assert [name for name in wide if name.startswith("fss")] == ["fss/1px", "fss/3px", "fss/9px", "fss/27px"]
     dry = np.zeros((1, 5, 12, 12), np.uint8)
     with_dry = scores({**summaries, "test/2020/dry": summarise(dry, dry)}, {**thresholds, "test/2020/dry": 0.5}, 4)
-    for name in ("fss/18km", "pod", "far", "bias"):
+    for name in ("fss/9px", "pod", "far", "bias"):
         assert with_dry[name] == pytest.approx(found[name])
     assert with_dry["iou"] == pytest.approx(found["iou"] * 3 / 4)
 
@@ -271,7 +271,7 @@ def test_undefined_scores_are_left_out() -> None:
     dry, masked = np.zeros((2, 1, 1, 12, 12), np.uint8)
     found = scores({SHARDS[0]: summarise(dry, dry)}, {SHARDS[0]: 0.5}, 1)
     assert found["iou"] == 0 and found["rain_ratio/observed"] == 0
-    assert not {"pod", "far", "precision", "bias", "fss/2km"} & set(found)
+    assert not {"pod", "far", "precision", "bias", "fss/1px"} & set(found)
     unseen = scores({SHARDS[0]: summarise(dry, masked + 2)}, {SHARDS[0]: 0.5}, 1)
     assert unseen["iou"] == unseen["iou_batched"] == 0
     assert not {"brier", "rain_ratio/observed"} & set(unseen)

@@ -1,5 +1,6 @@
 import importlib
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import fsspec
@@ -9,11 +10,22 @@ import pytest
 from pyarrow import fs
 
 from retable.platform.errors import UserError
+from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import PRESETS, Config
 from retable.tasks.weather.w4c.frames import Frames
-from retable.tasks.weather.w4c.layout import Index, read_csv
-from retable.tasks.weather.w4c.prepare import GENERATED, Preset, describe, folder, index_folder, lengths, prepare
+from retable.tasks.weather.w4c.layout import VERSION, Index, read_csv
+from retable.tasks.weather.w4c.prepare import (
+    GENERATED,
+    Preset,
+    caution,
+    check_simulation,
+    describe,
+    folder,
+    index_folder,
+    lengths,
+    prepare,
+)
 from tests.weather.files import Layout, frames, hdf5_path, write_hdf5
 
 prepare_module = importlib.import_module("retable.tasks.weather.w4c.prepare")  # the task exports a function so named
@@ -139,6 +151,22 @@ def test_other_data_cannot_pass_for_the_competitions(tmp_path):
         with pytest.raises(UserError, match="images are simulated"):
             index_folder(Storage.open(tmp_path / "252"), "w4c22", "w4c22")
     assert index_folder(Storage.open(tmp_path / "252"), "mine", "own")["simulated_satellite"] is True
+
+
+@pytest.mark.parametrize(("mark", "words"), [("generated", "generated: an image"), ("simulated", "rain is real")])
+@pytest.mark.parametrize(("version", "right"), [(VERSION, True), (VERSION - 1, False), (None, False), ("?", False)])
+def test_simulated_files_in_a_folder_of_another_name_are_known_by_their_marks(tmp_path, mark, words, version, right):
+    Layout().write(tmp_path)
+    for number, path in enumerate(sorted(tmp_path.rglob("*.h5"))):
+        with h5py.File(path, "r+") as file:
+            file.attrs[mark] = True
+            file.attrs["generator_version"] = VERSION if number or version is None else version
+            if version is None and number == 0:
+                del file.attrs["generator_version"]
+    info = index_folder(Storage.open(tmp_path), "mine", "own")
+    assert words in caution(info) and words in info["caution"]
+    with nullcontext() if right else pytest.raises(UserError, match="older version and show later rain"):
+        check_simulation(Source(Storage.open(tmp_path), info))
 
 
 def test_sizes_must_agree(tmp_path):

@@ -48,11 +48,16 @@ def test_the_papers_eighteen_rows_need_thirteen_trainings(tmp_path):
 
 def test_paper_rows_have_the_papers_faults_and_ours_have_not(tmp_path):
     plan = api.plan("weather/table1", scale="paper", storage=str(tmp_path))
+    right = [tables.BASELINE_RIGHT, tables.IMPROVED_ALL_RIGHT, tables.CONTEXT_TUNED, tables.CONTEXT_BY_LEAD]
+    right += [tables.PERSISTENCE, tables.CLIMATOLOGY]
+    for row in right:
+        for need in plan.replicates["weather/table1"][row.label]:
+            assert (need.config.crop, need.config.mask) == ("centre", "exclude")
+    uncropped = plan.replicates["weather/table1"][tables.CONTEXT_UNCROPPED.label][0].config
+    assert (uncropped.crop, uncropped.mask) == ("none", "exclude")
     for label, needs in plan.replicates["weather/table1"].items():
         ours = label not in {row.label for row in SUBMISSIONS}
         for need in needs:
-            if "put right" in label or label == "context network":
-                assert (need.config.crop, need.config.mask) == ("centre", "exclude")
             if not ours:
                 assert (need.config.crop, need.config.mask) == ("none", "zero")
             if label.startswith("SWIN"):
@@ -350,6 +355,15 @@ def test_the_retrievals_three_rows_are_views_of_one_training(tmp_path, monkeypat
     assert [need.view.motion for need in needs] == ["none", "optical_flow", "pysteps"]
 
 
+def test_pysteps_is_held_against_the_network_over_all_and_by_lead_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(import_module("retable.tasks.weather.scales"), "find_spec", lambda name: object())
+    (claim,) = [each for each in TABLES["table1"].claims if "pysteps" in each.text]
+    assert claim.ours and claim.check.keywords["rows"] == (tables.CONTEXT_TUNED, tables.MOVED_BY_PYSTEPS)
+    drawn = {row.label for row in scaled(tables.VERIFICATION, SCALES["small"]).rows if not row.absent}
+    compared = (tables.CONTEXT_TUNED, tables.PERSISTENCE, tables.MOVED, tables.MOVED_BY_PYSTEPS)
+    assert {row.label for row in compared} <= drawn and len(drawn) <= len(figures.STYLES)
+
+
 def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():
     events = np.zeros((2, 12, 12), np.uint8)
     events[0, :6] = 1
@@ -387,7 +401,7 @@ def test_verification_draws_the_scores_that_are_computed_with_an_interval():
     assert np.allclose(lead[:, 0], [0.25, 0.5, 0.75, 1])
     assert np.allclose(lead[:, 1], [expected[f"iou/lead/{minutes:03d}"] for minutes in (15, 30, 45, 60)])
     widths = drawing.axes[4].lines[0].get_ydata()
-    assert np.allclose(widths, [expected[f"fss/{km}km"] for km in (2, 6, 18, 24)])
+    assert np.allclose(widths, [expected[f"fss/{width}px"] for width in (1, 3, 9, 12)])
     assert drawing.axes[3].get_xticklabels()[0].get_text() == "2019 boxi_0015"
     assert len(drawing.axes) == 8 and [text.get_text() for text in drawing.legends[0].get_texts()] == ["swin"]
 

@@ -41,7 +41,8 @@ const retable = (found) => { known = found; };
     if (!run) return make("p", `run ${digits}`);
     const made = run.provenance, usage = run.usage || {}, list = make("dl", null);
     const facts = { data: made.data_description || "", "made by": [made.device, `commit ${String(made.commit).slice(0, 9)}${made.dirty ? " with changes" : ""}`, made.started].filter(Boolean).join(", "),
-      took: usage.seconds ? `${usage.seconds.toPrecision(3)} s` : "", versions: entries(made.versions || {}) };
+      took: usage.seconds ? `${usage.seconds.toPrecision(3)} s` : "",
+      used: usage.cpu_seconds ? `${usage.cpu_seconds.toPrecision(3)} s of CPU cores, ${(usage.peak_memory / 1e9).toPrecision(2)} GB of memory at most` : "", versions: entries(made.versions || {}) };
     for (const [name, text] of Object.entries(facts)) if (text) list.append(make("dt", name), make("dd", text));
     return make("details", null, make("summary", `run ${digits}`), list, ...curve(run), make("pre", run.command), make("details", null, make("summary", "config"), make("pre", JSON.stringify(run.config, null, 1))));
   };

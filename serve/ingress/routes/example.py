@@ -2,7 +2,8 @@
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Response
@@ -27,12 +28,14 @@ def add(app: FastAPI, models: Sequence[Model]) -> None:
         Besides, `region` and `about` say which it is. The file may be posted as it is.
         """
         about = choose(models, name or models[0].name, model, "forecaster").about
-        if not data or not fits(data, about.get("size"), about.get("regions", ())):
-            raise Problem(404, "there is no example of this forecaster's size and regions; send images of your own")
+        if not data or not fits(data, about):
+            raise Problem(404, "there is no example of this forecaster's size; send images of your own")
         return respond(Reply(data, "application/x-npz"))
 
 
-def fits(data: bytes, size: object, regions: Sequence[str]) -> bool:
-    """Return whether a forecaster of images so wide, that knows these regions, reads the example."""
+def fits(data: bytes, about: Mapping[str, Any]) -> bool:
+    """Return whether a forecaster reads the example: its size and, of a climatology, its regions are those."""
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return bool(arrays["truth"].shape[-1] == size and str(arrays["region"]) in regions)
+        anywhere = about.get("config", {}).get("model") != "climatology"
+        known = anywhere or str(arrays["region"]) in about.get("regions", ())
+        return bool(arrays["truth"].shape[-1] == about.get("size") and known)

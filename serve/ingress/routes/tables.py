@@ -2,11 +2,14 @@
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Response
 
+from retable.platform.errors import UserError
+from retable.platform.store.patience import at_most
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.middleware import respond
 from retable.serve.ingress.replies import Problem, Reply
@@ -21,8 +24,13 @@ def add(app: FastAPI, models: Sequence[Model], storage: Storage | None) -> None:
     tables = Tables(storage, models)
 
     async def read(work: Callable[[Tables], Reply | Problem]) -> Response:
-        """Do what reads the storage in a thread."""
-        return respond(await asyncio.to_thread(work, tables))
+        """Do what reads the storage in a thread; a storage that does not answer is not waited for here."""
+        try:
+            with at_most(0):
+                return respond(await asyncio.to_thread(work, tables))
+        except UserError as error:
+            logging.getLogger("ray.serve").warning("tables: %s", error)
+            raise Problem(503, "the storage of the tables does not answer; try again in a moment").wait(5) from error
 
     @app.get("/v1/tables")
     async def list_tables() -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import mmap
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from retable.platform.errors import UserError
+from retable.tasks.audio.collect.chunks import Slice, caf_share
 
 Blocks = Iterator[tuple[int, Float32[np.ndarray, "samples channels"]]]
 """Sample rate and samples in [-1, 1]; both rate and number of channels may change in a file of several streams."""
@@ -116,7 +116,7 @@ def _frames(path: Path, file: Any, clock: _Clock) -> Iterator[tuple[Any, Any]]:
     place = yield from _link(file, clock)
     while place is not None and begins is not None and (begins := _next_ogg(path, begins + place)) is not None:
         try:
-            with _From(path, begins) as source, av.open(source, options=OPTIONS) as rest:
+            with Slice(path, begins) as source, av.open(source, options=OPTIONS) as rest:
                 place = (yield from _link(rest, clock)) if rest.streams.audio else None
         except av.FFmpegError:  # no stream begins there
             return
@@ -153,21 +153,6 @@ def _next_ogg(path: Path, place: int) -> int | None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         found = data.find(b"OggS\0\2", place + 1)
     return None if found < 0 else found
-
-
-class _From(io.FileIO):
-    """A file without its first bytes."""
-
-    def __init__(self, path: Path, begins: int) -> None:
-        super().__init__(path, "rb")
-        self._begins = begins
-        super().seek(begins)
-
-    def seek(self, place: int, whence: int = io.SEEK_SET, /) -> int:
-        return super().seek(place + (self._begins if whence == io.SEEK_SET else 0), whence) - self._begins
-
-    def tell(self) -> int:
-        return super().tell() - self._begins
 
 
 def _floats(frame: Any) -> Float32[np.ndarray, "samples channels"]:
@@ -211,6 +196,10 @@ def opened(path: Path) -> Iterator[Sound]:
             raise UnreadableError("corrupt, it cannot be decoded")
         seconds = float(file.duration or 0) / av.time_base
         is_guess = name in (*BARE, "mpeg", "mpegts") and not (name == "mp3" and _has_count(path))
+        seconds *= caf_share(path) if name == "caf" else 1.0
+        if file.streams.video:  # which may last longer than the sound
+            is_guess |= track.duration is None
+            seconds = float(track.duration * track.time_base) if track.duration else seconds
         yield Sound(name.upper(), seconds, is_guess, int(track.rate), int(track.channels), path, file)
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import soxr
 from jaxtyping import Float32
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.collect import ffmpeg
+from retable.tasks.audio.collect import chunks, ffmpeg
 from retable.tasks.audio.config import SAMPLE_RATE, SHORTEST
 
 SUFFIXES = {
@@ -49,14 +50,14 @@ SUFFIXES = {
 """Ends of names, and what libsndfile or FFmpeg calls such files, in capitals."""
 HEADS = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b".snd", b"caff")
 """First bytes of what libsndfile reads: WAV, RF64, Wave64, AIFF, AU and CAF."""
+CUT = re.compile(r"(?:data|SSND|Data Size|riff|Riff size)\s*: (\d+) \(should be (\d+)\)")
+"""libsndfile on a file that was cut off: bytes that its header says, and that are there. Of RF64 and W64 all bytes."""
 PLAIN = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW")
 """How libsndfile's names of uncompressed encodings begin."""
 RATES = (1000, 768_000)
 """Sample rates of sound; a header with others is broken."""
 ENDLESS = 1 << 40
 """Samples that no file has; libsndfile says more where a header does not know."""
-UNKNOWN = 0x7FFF0000
-"""Bytes of sound that the header of a WAV says, or more, where it was written to a pipe."""
 REMEDY = "give a WAV, FLAC, OGG, MP3, AIFF or M4A file"
 SILENT = 1e-4
 """A sound whose values are all below has none that can be heard: 80 dB below full scale."""
@@ -179,6 +180,8 @@ class Remarks:
     clipped: int = 0
     """Samples at full scale, of `samples`."""
     samples: int = 0
+    unheard: int = 0
+    """Bytes behind the sound that are neither chunks nor samples."""
     numberless: int = 0
     """Values that are not finite; zeros stand for them."""
     cancels: bool = False
@@ -200,6 +203,8 @@ class Remarks:
         found += _gap_lines(self.lost)
         if self.promised > self.seconds + SHORT:
             found.append(f"truncated: holds {self.seconds:.1f} s, its header says {self.promised:.1f} s")
+        if self.unheard:
+            found.append(f"{self.unheard:,} bytes behind its sound are not heard")
         if self.numberless:
             found.append(f"{self.numberless} values are no numbers; heard as silence")
         if defect := self.defect():
@@ -304,7 +309,7 @@ def _opened(path: Path, remarks: Remarks | None = None, start: float = 0.0) -> I
     remarks = remarks or Remarks()
     _check_regular(path)
     try:
-        with _by_libsndfile(path, start) or _by_ffmpeg(path, remarks) as sound:
+        with _by_libsndfile(path, start, remarks) or _by_ffmpeg(path, remarks) as sound:
             said = sound.header
             if not RATES[0] <= said.rate <= RATES[1]:
                 raise UserError(f"{path}: corrupt, its header says {said.rate} samples a second; {REMEDY}")
@@ -341,12 +346,20 @@ def _by_ffmpeg(path: Path, remarks: Remarks) -> Iterator[_Sound]:
         yield _Sound(said, 0.0, sound.blocks(remarks.lost))
 
 
-def _by_libsndfile(path: Path, start: float) -> AbstractContextManager[_Sound] | None:
+def _by_libsndfile(path: Path, start: float, remarks: Remarks) -> AbstractContextManager[_Sound] | None:
     """Open a file whose samples libsndfile counts rightly; None where it is another, or holds none as it says."""
     try:
         with path.open("rb") as file:
             if file.read(4) not in HEADS:
                 return None
+        parts, unheard = chunks.parts(path)
+        if len(parts) > 1 or parts[0].samples or unheard:
+            with ExitStack() as stack:
+                opened = [_part(path, part, stack) for part in parts]
+                if all(sound.subtype.startswith(PLAIN) for sound, _ in opened):
+                    remarks.unheard = unheard
+                    return _read_parts(opened, stack.pop_all())
+            return None
         sound = soundfile.SoundFile(str(path))
     except (OSError, soundfile.LibsndfileError, RuntimeError, TypeError):
         return None
@@ -357,11 +370,32 @@ def _by_libsndfile(path: Path, start: float) -> AbstractContextManager[_Sound] |
 
 
 @contextmanager
+def _read_parts(opened: Sequence[tuple[soundfile.SoundFile, str]], stack: ExitStack) -> Iterator[_Sound]:
+    """Read WAVs that were joined, and samples that no header counts."""
+    with stack:
+        seconds = sum(sound.frames / sound.samplerate for sound, _ in opened)
+        blocks = chain.from_iterable(_blocks(sound, max(round(STEP * sound.samplerate), 1)) for sound, _ in opened)
+        first, container = opened[0]
+        yield _Sound(Header(seconds, first.samplerate, first.channels, container), 0.0, blocks)
+
+
+def _part(path: Path, part: chunks.Part, stack: ExitStack) -> tuple[soundfile.SoundFile, str]:
+    """Open a part until the stack is closed; return it and the name of its container."""
+    sound = stack.enter_context(soundfile.SoundFile(stack.enter_context(chunks.Slice(path, part.begins, part.ends))))
+    if not part.samples:
+        return sound, sound.format
+    endian = "BIG" if sound.format == "AU" else "LITTLE"
+    layout = {"samplerate": sound.samplerate, "channels": sound.channels, "subtype": sound.subtype, "endian": endian}
+    raw = stack.enter_context(chunks.Slice(path, part.samples))
+    return stack.enter_context(soundfile.SoundFile(raw, format="RAW", **layout)), sound.format
+
+
+@contextmanager
 def _read(file: soundfile.SoundFile, start: float) -> Iterator[_Sound]:
     with file:
         rate, first = file.samplerate, 0
-        whole = re.search(r"data : (\d+) \(should be (\d+)\)", file.extra_info)  # of a WAV that was cut off
-        is_cut = whole and int(whole[1]) < UNKNOWN
+        whole = CUT.search(file.extra_info)
+        is_cut = whole and int(whole[1]) < chunks.UNKNOWN
         seconds = file.frames / rate * (int(whole[1]) / max(int(whole[2]), 1) if whole and is_cut else 1.0)
         if start:
             first = min(round(start * rate), file.frames)

@@ -243,16 +243,18 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
     entries = []
     for file, here in grouped.items():
         path = next((place / file for place in places if isfile(place / file)), None)  # false of too long names as well
+        fitting = [path] if path else _fitting(file, on_disk)
         entries.append(
             Entry(
                 file=file,
-                path=path or _find(file, on_disk),
+                path=fitting[0] if len(fitting) == 1 else None,
                 title=normalised(str(PurePosixPath(file).with_suffix("")) if PurePosixPath(file).name else ""),
                 corpus="clotho",
                 split=_split(table, here[0].get("split", "")),
                 source=here[0].get("source", "").strip(),
                 captions=tuple(dict.fromkeys(text for row in here for text in _captions(row))),
                 keywords=here[0].get("keywords", "").strip(),
+                remark=_either(fitting, table.parent),
             )
         )
     return by_split(entries if "split" in columns else _deal(entries))
@@ -269,16 +271,21 @@ def _below(places: Sequence[Path]) -> dict[tuple[str, str], set[Path]]:
     return found
 
 
-def _find(file: str, on_disk: Mapping[tuple[str, str], set[Path]]) -> Path | None:
-    """Return the one file that a listed name can mean where none is called exactly so; None where none or several.
+def _either(fitting: Sequence[Path], beside: Path) -> str:
+    """Return a remark on a name that several files fit; "" where one or none does."""
+    names = [str(path.relative_to(beside)) if path.is_relative_to(beside) else str(path) for path in fitting]
+    return f"may be {' or '.join(names)}: none is taken" if len(names) > 1 else ""
+
+
+def _fitting(file: str, on_disk: Mapping[tuple[str, str], set[Path]]) -> list[Path]:
+    """Return the files that a listed name can mean where none is called exactly so.
 
     A name with a folder means no file of another folder: that would be another recording.
     """
     parts = [part for part in re.split(r"[/\\]", file) if part != "."]
     path = "/".join(map(normalised, parts))
     keys = [("path", path)] if len(parts) > 1 else [("name", "".join(parts)), ("loose", path)]
-    found = next((on_disk[key] for key in keys if key in on_disk), set())
-    return next(iter(found)) if len(found) == 1 else None
+    return sorted(next((on_disk[key] for key in keys if key in on_disk), set()))
 
 
 def describes(table: Path) -> bool:

@@ -30,11 +30,18 @@ from retable.tasks.audio.collect.text import read_text
 Bits = UInt32[np.ndarray, " frames"]
 
 ID_COLUMNS = {
-    "youtube": r"youtube_?ids?|yt_?ids?|video_ids?",
-    "freesound": r"freesound_?ids?|sound_ids?|fs_?ids?",
-    "": r"ids?|file_?name|fname",
+    "youtube": r"youtube_?(ids?|urls?|links?)|yt_?ids?|video_ids?",
+    "freesound": r"freesound_?(ids?|urls?|links?)|sound_ids?|fs_?ids?",
+    "": r"ids?|urls?|links?|file_?name|fname",
 }
 """Whose ids a column holds, by its name; "": either's. AudioCaps' `audiocap_id` is neither's."""
+ID = {
+    "youtube": re.compile(
+        r"Y?([\w-]{11})|.*youtu(?:be\.com/|\.be/)(?:.*[?&]v=|(?:embed|shorts|live|v)/)?([\w-]{11})(?:[?&#/].*)?"
+    ),
+    "freesound": re.compile(r"(\d+)|.*freesound\.org/(?:.*/sounds|s)/(\d+)(?:[/?#].*)?"),
+}
+"""Ids, alone or in a URL."""
 LEAKS = "leaks.json"
 """In a data set's folder: the training recordings that are marked, each with the signs by which it was found."""
 FIRST_BAND, BANDS_JOINED, GROUPS = 14, 3, 33
@@ -132,11 +139,17 @@ def _json_sources(content: Any) -> frozenset[str]:
 
 
 def _csv_sources(text: str) -> frozenset[str]:
-    """Return the sources of a table: of a column of YouTube or Freesound ids, or of the first column of other ids.
+    """Return the sources of a table: of a column of YouTube or Freesound ids or URLs, or of the first column.
 
-    AudioSet's own tables name their columns in the last of some lines that begin with `#`.
+    Cells are separated by ',', ';' or tabs. AudioSet's own tables name their columns in the last of some lines that
+    begin with `#`.
+
+    Raises:
+        ValueError: where fewer than half of the column's values are ids.
     """
-    lines = [line for line in csv.reader(io.StringIO(text), skipinitialspace=True) if line]
+    head = next((line for line in text.splitlines() if line and not line.startswith("#")), "")
+    delimiter = max(",;\t", key=head.count)
+    lines = [line for line in csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True) if line]
     comments = next((n for n, line in enumerate(lines) if not line[0].startswith("#")), len(lines))
     first = max(comments - 1, 0)
     names = [name.strip("# ").lower() for name in lines[first]] if lines else []
@@ -147,9 +160,23 @@ def _csv_sources(text: str) -> frozenset[str]:
     has_names = comments > 0 or column is not None or any(re.fullmatch(r"\w*_ids?", name) for name in names)
     if column is None and has_names:
         return frozenset()
-    values = [line[column or 0].strip() for line in lines[first + has_names :] if len(line) > (column or 0)]
-    known = [(value, kind or ("freesound" if value.isdecimal() else "youtube")) for value in values if value]
-    return frozenset(f"{of}:{_identity(value, of)}" for value, of in known)
+    cells = (line[column or 0].strip() for line in lines[first + has_names :] if len(line) > (column or 0))
+    values = [value for value in cells if value]
+    known = {
+        value: source for value in values if (source := _source(value, [kind] if kind else ["freesound", "youtube"]))
+    }
+    number = sum(value in known for value in values)
+    if 2 * number < len(values):
+        other = next(value for value in values if value not in known)
+        raise ValueError(f"only {number} of {len(values)} values are Freesound or YouTube ids; {other!r} is none")
+    return frozenset(known.values())
+
+
+def _source(value: str, kinds: Sequence[str]) -> str:
+    """Return the source that an id or a URL is of, the first of some kinds; "" where it is none."""
+    bare = value.removesuffix(".wav").removesuffix(".flac")
+    found = ((kind, ID[kind].fullmatch(bare)) for kind in kinds)
+    return next((f"{kind}:{match[1] or match[2]}" for kind, match in found if match), "")
 
 
 def _identity(value: str, kind: str) -> str:

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import SAMPLE_RATE
 
+T = TypeVar("T")
 Waveform = Float32[np.ndarray, " samples"]
 
 Kind = Literal["generated", "dcase2023", "own"]
@@ -105,9 +106,8 @@ def read_recordings(folder: Storage) -> list[Recording]:
     Raises:
         UserError: where the table is missing or broken.
     """
-    path = f"{folder.root}/{TABLE}"
     try:
-        table = pq.read_table(path, filesystem=folder.filesystem, schema=RECORDING, page_checksum_verification=True)
+        table = folder.read_table(TABLE, schema=RECORDING, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
         raise UserError(
             f"{folder}/{TABLE}: missing or broken ({words(error)}); make or import the data set again"
@@ -355,7 +355,7 @@ def _keep(features: Features, decode: Decoder) -> Kept:
 def _said(folder: Storage, path: str) -> dict[str, Any]:
     """Return what a shard says of itself; nothing where it is missing or damaged."""
     try:
-        table = pq.read_table(f"{folder.root}/{path}", filesystem=folder.filesystem, page_checksum_verification=True)
+        table = folder.read_table(path, page_checksum_verification=True)
         said: dict[str, Any] = json.loads(table.schema.metadata[b"shard"])
         whole = _sha256([each.as_buffer() for each in table["audio"]]) == said["sound"]
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError):
@@ -422,14 +422,16 @@ class AudioShards:
         """
         name = self._files[int(np.searchsorted(self._starts, recording, "right")) - 1]
         row = recording - int(self._starts[self._files.index(name)])
-        with self._reading(name):
-            file, ends = self._opened(name)
+
+        def read(file: pq.ParquetFile, ends: Array) -> Array:
             group = int(np.searchsorted(ends, row, "right"))
             table = file.read_row_group(group)
-            row -= int(ends[group - 1]) if group else 0
-            if table["recording"][row].as_py() != recording:
+            place = row - (int(ends[group - 1]) if group else 0)
+            if table["recording"][place].as_py() != recording:
                 raise IndexError(recording)
-            return np.frombuffer(table["audio"][row].as_buffer(), self._type)
+            return np.frombuffer(table["audio"][place].as_buffer(), self._type)
+
+        return self._reading(name, read)
 
     def all_of(self, name: str) -> tuple[list[int], list[Array]]:
         """Return the numbers of a shard's recordings and what is stored of each; see `stored`.
@@ -437,16 +439,23 @@ class AudioShards:
         Raises:
             UserError: where the shard is missing or broken.
         """
-        with self._reading(name):
-            table = self._opened(name)[0].read()
-            return table["recording"].to_pylist(), [np.frombuffer(x.as_buffer(), self._type) for x in table["audio"]]
+        table = self._reading(name, lambda file, _: file.read())
+        return table["recording"].to_pylist(), [np.frombuffer(x.as_buffer(), self._type) for x in table["audio"]]
 
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
-        where = f"{self._folder}/audio/{name}"
+    def _reading(self, name: str, read: Callable[[pq.ParquetFile, Array], T]) -> T:
+        """Return `read` of a shard and of where its row groups end; a shard whose reading failed is opened again."""
+
+        def once() -> T:
+            try:
+                return read(*self._opened(name))
+            except OSError:
+                self._open.pop(name, None)
+                raise
+
         try:
-            yield
+            return self._folder.retried(f"audio/{name}", once)
         except (OSError, pa.ArrowException, IndexError) as error:
+            where = f"{self._folder}/audio/{name}"
             raise UserError(f"{where}: missing, broken or of another set; make or import it again") from error
 
     def _opened(self, name: str) -> tuple[pq.ParquetFile, Array]:

@@ -30,7 +30,7 @@ def read_text(table: Path, lenient: bool = False) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         wrong = error
-    is_utf8 = any(ord(letter) > 127 for letter in data.decode("utf-8-sig", errors="ignore"))
+    is_utf8 = _is_utf8(data)
     try:
         if not is_utf8:
             return data.decode("cp1252")
@@ -41,3 +41,15 @@ def read_text(table: Path, lenient: bool = False) -> str:
     line, byte = data.count(b"\n", 0, wrong.start) + 1, data[wrong.start]
     written = "UTF-8" if is_utf8 else "UTF-8 or Windows-1252"
     raise UserError(f"{table}: line {line}: the byte 0x{byte:02x} is no {written}; write the line anew, as UTF-8")
+
+
+def _is_utf8(data: bytes) -> bool:
+    """Return whether bytes that are not all UTF-8 are meant as such.
+
+    A capital letter before a quotation mark in Windows-1252 chances to be a letter from U+0100 to U+07FF. Where there
+    are no other ones, and no more of these than bytes that are no UTF-8, it is Windows-1252.
+    """
+    letters = [letter for letter in data.decode("utf-8-sig", errors="surrogateescape") if ord(letter) > 127]
+    wrong = sum("\udc80" <= letter <= "\udcff" for letter in letters)
+    by_chance = sum("\u0100" <= letter <= "\u07ff" for letter in letters)
+    return by_chance > wrong or by_chance + wrong < len(letters)

@@ -216,7 +216,8 @@ def told(tensors: Mapping[str, Tensor], part: str, say: Callable[[str], None]) -
     """
     found = [prefix.removesuffix(".") for prefix in wrappers(tensors, *SIGNATURES)]
     if len(found) > 1 and not part:
-        say(f"holds {' and '.join(found)}: {found[0]} is taken; --part {found[1].rpartition('.')[2]} takes the other")
+        remedy = f"`retable audio adopt` and `weights` take the other by --part {found[1].rpartition('.')[2]}"
+        say(f"holds {' and '.join(found)}: {found[0]} is taken; {remedy}")
     return unwrapped(tensors, *SIGNATURES, part=part)
 
 

@@ -32,6 +32,8 @@ from retable.tasks.audio.collect.recordings import (
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.rewrite import variations
 
+SLOWEST = 4_000
+"""Bytes of a second of sound, at least, where a header does not say how long it is: 32 kbit/s."""
 LONGEST = 300.0
 """Seconds that are kept of a file, from its beginning; WavCaps' longest lasts 18 hours."""
 THREADS = 8
@@ -111,7 +113,7 @@ def import_entries(
     if not found:
         more = f"; the first: {broken[0]}" if broken else ""
         raise UserError(f"{name}: none of {len(entries)} recordings can be imported{more}")
-    items = [_item(number, entry, min(seconds, LONGEST)) for number, (entry, seconds) in enumerate(found)]
+    items = [_item(number, entry, _claimed(entry, seconds)) for number, (entry, seconds) in enumerate(found)]
     before: list[Recording] = []
     with suppress(UserError):  # none yet, or a broken table: this import is what mends it
         before = read_recordings(place)
@@ -170,15 +172,22 @@ def _stamp(entry: Entry) -> str:
 
 
 def _seconds(entry: Entry) -> float | str:
-    """Return the seconds that a file's header says, or what is wrong."""
+    """Return the seconds that a file's header says, 0 where it does not know them, or what is wrong."""
     if not entry.captions:
         return f"{entry.file}: no caption"
     if entry.path is None:
         return f"{entry.file}: missing{f'; {entry.remark}' if entry.remark else ''}"
     try:
-        return header(entry.path).seconds
+        said = header(entry.path)
     except UserError as error:
         return str(error)
+    return 0.0 if said.is_guess else said.seconds
+
+
+def _claimed(entry: Entry, seconds: float) -> float:
+    """Return how long a recording counts as when shards are planned: by its bytes where its header does not know."""
+    assert entry.path is not None
+    return min(seconds or entry.path.stat().st_size / SLOWEST, LONGEST)
 
 
 def load(path: Path) -> Decoded:

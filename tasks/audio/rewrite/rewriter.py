@@ -1,10 +1,12 @@
 """Rewriting of captions by rules: five further forms without a language model, and two bad ways as controls.
 
 What the paper has GPT-3.5 do (section 2.4.4): other words, another order, another voice, and what the keywords add. The
-words come from a condensed WordNet (`thesaurus.py`); nothing is taken from the lexicon or the grammar that generated
-captions are written with, so whether these forms help there is open. The rules see a clause where its verb is
-inflected (barks, is barking, barking); of what they do not see they swap words and turn the order. Everything is a
-function of caption, keywords, rules and seed.
+words come from a condensed WordNet (`thesaurus.py`), none from the lexicon of generated captions. Order, joints and
+voices are shared with the grammar of those: 9 of its 16 templates are templates of the grammar, so are 11 of the 13
+joints that it looks for, and its four voices. Training captions there have all of these forms already, as they come
+from the writers of the test captions; so rewriting adds words, and what the keywords say. The rules see a clause where
+its verb is inflected (barks, is barking, barking); of what they do not see they swap words and turn the order.
+Everything is a function of caption, keywords, rules and seed.
 """
 
 from __future__ import annotations

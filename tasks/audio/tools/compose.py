@@ -83,13 +83,7 @@ def clips(folder: Path) -> list[Clip]:
     Raises:
         UserError: where there is no such CSV, or none of its recordings is of a known class.
     """
-    tables = sorted(folder.glob("*.csv"))
-    if len(tables) != 1:
-        raise UserError(f"{folder}: {len(tables)} CSV files; one must list the recordings ({', '.join(COLUMNS)})")
-    with tables[0].open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    if absent := [column for column in COLUMNS if not rows or column not in rows[0]]:
-        raise UserError(f"{tables[0]}: no column {', '.join(absent)}; it needs {', '.join(COLUMNS)}")
+    table, rows = listed(folder)
     root = folder / "audio" if (folder / "audio").is_dir() else folder
     try:
         found = [
@@ -103,10 +97,26 @@ def clips(folder: Path) -> list[Clip]:
             if row["category"] in CLASSES
         ]
     except ValueError as error:
-        raise UserError(f"{tables[0]}: a fold is no number ({error}); folds are 1, 2, ...") from error
+        raise UserError(f"{table}: a fold is no number ({error}); folds are 1, 2, ...") from error
     if not found:
-        raise UserError(f"{tables[0]}: no recording of a known class; known: {', '.join(CLASSES)}")
+        raise UserError(f"{table}: no recording of a known class; known: {', '.join(CLASSES)}")
     return found
+
+
+def listed(folder: Path) -> tuple[Path, list[dict[str, str]]]:
+    """Return the CSV of a folder of labelled recordings, and its rows, of known classes and others.
+
+    Raises:
+        UserError: where there is no such CSV, or several, or it lacks a column.
+    """
+    tables = sorted(folder.glob("*.csv"))
+    if len(tables) != 1:
+        raise UserError(f"{folder}: {len(tables)} CSV files; one must list the recordings ({', '.join(COLUMNS)})")
+    with tables[0].open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    if absent := [column for column in COLUMNS if not rows or column not in rows[0]]:
+        raise UserError(f"{tables[0]}: no column {', '.join(absent)}; it needs {', '.join(COLUMNS)}")
+    return tables[0], rows
 
 
 def items(composition: Composition) -> list[Item]:
@@ -119,12 +129,12 @@ def items(composition: Composition) -> list[Item]:
     Raises:
         UserError: where a fold has no recording or the CSV is broken.
     """
-    listed = clips(composition.folder)
+    found = clips(composition.folder)
     kept_out = {composition.test_fold} | (set() if composition.all_folds else {composition.validation_fold})
     parts = {
-        "training": [clip for clip in listed if clip.fold not in kept_out],
-        "validation": [clip for clip in listed if clip.fold == composition.validation_fold],
-        "test": [clip for clip in listed if clip.fold == composition.test_fold],
+        "training": [clip for clip in found if clip.fold not in kept_out],
+        "validation": [clip for clip in found if clip.fold == composition.validation_fold],
+        "test": [clip for clip in found if clip.fold == composition.test_fold],
     }
     for split, chosen in parts.items():
         if not chosen:

@@ -18,6 +18,7 @@ import numpy as np
 from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.platform.store.hdf5 import plain_numbers
+from retable.platform.text import plural
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes
 from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of, with_remedy
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
 
 
 AXES = {"observations": 2, "actions": 2, "rewards": 1, "terminals": 1, "timeouts": 1, "next_observations": 2}
-"""D4RL's keys and their number of axes. All but the last must be there."""
+"""D4RL's keys and their number of axes. All but the last two must be there."""
 TOLERANCE = 1e-3
 """How far an action may lie outside [-1, 1]: float32 policies with a tanh can miss by a rounding error."""
+ENDLESS = ("HalfCheetah", "HumanoidStandup", "Pendulum", "Pusher", "Reacher", "Swimmer")
+"""Environments of Gymnasium in which only the limit ends an episode."""
+UNKNOWN = "no environment is known, so the bounds of actions and the limit of steps were not checked; name it by --env"
 OTHERS = {
     r"ant[_-](random|medium|expert|mixed|full|replay).*": "Ant, whose 111 observations no Ant of Gymnasium's gives",
     r"ant_?maze.*|maze2d-.*": "mazes, whose environments are not Gymnasium's",
@@ -38,6 +42,8 @@ OTHERS = {
     r"(minigrid|flow-|carla[_-]|bullet-).*": "MiniGrid, Flow, CARLA and Bullet, whose environments are not Gymnasium's",
 }
 """Names of D4RL's other files, as published and as its sets are called -> what they are of."""
+IDENTITY = ("environment", "simulator")
+"""What a recording says of itself as text."""
 SMALL, SHRINKS = 1 << 26, 2000
 """Bytes that an array may claim whatever is stored of it, and how many times smaller a larger one may be stored: HDF5
 gives 0 for what was never written, and zlib makes a thousandth of zeros."""
@@ -88,10 +94,10 @@ def load(path: Path) -> dict[str, Array]:
         UserError: where the file is missing, truncated, foreign, lacks a key, or refers to another file.
 
     """
-    *needed, optional = AXES
+    keys, needed = list(AXES), list(AXES)[:-2]
     remedy = f"give a D4RL file, with {', '.join(needed)}"
     with opened(path) as file:
-        keys = [*needed, optional] if file.id.links.exists(optional.encode()) else needed
+        keys = [key for key in keys if key in needed or file.id.links.exists(key.encode())]
         return {key: numbers(path, file, key, AXES[key], remedy) for key in keys}
 
 
@@ -129,6 +135,7 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
         return Reading(None, str, found, [])
     if space:
         check_sizes(space.environment, arrays["observations"].shape[1], arrays["actions"].shape[1], str(path))
+    arrays.setdefault("timeouts", np.zeros(len(arrays["rewards"]), bool))
     ends = (arrays["terminals"] != 0) | (arrays["timeouts"] != 0)
     episode = np.concatenate([[0], np.cumsum(ends)[:-1]])
     check_skip(path, skip, int(episode[-1]) + 1)
@@ -137,12 +144,11 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
     found = list(_defects(path, arrays, numbers, episode))
     actions, remarks, beyond = scaled(arrays["actions"], space)
     if beyond is not None and not any("'actions'" in line for line in found):
-        bounds = (
-            f"[{space.low.min():g}, {space.high.max():g}], the bounds of {space.environment}" if space else "[-1, 1]"
-        )
-        found.append(f"{path}: key 'actions' leaves {bounds}, first in row {numbers[beyond]}; scale them")
-    if not ((arrays["terminals"] != 0) | (arrays["timeouts"] != 0)).any():
-        found.append(f"{path}: keys 'terminals' and 'timeouts' end no episode; mark the last row of each episode")
+        bounds, remedy = "[-1, 1]", "name the environment by --env, or scale them"
+        if space:
+            bounds = f"[{space.low.min():g}, {space.high.max():g}], the bounds of {space.environment}"
+            remedy = "scale them"
+        found.append(f"{path}: key 'actions' leaves {bounds}, first in row {numbers[beyond]}; {remedy}")
     rows = Rows(
         arrays["observations"],
         actions,
@@ -151,8 +157,15 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
         arrays["timeouts"] != 0,
         arrays.get("next_observations"),
         np.append(episode[1:] != episode[:-1], True),
+        space.steps if space else None,
     )
-    return Reading(rows, lambda row: f"row {numbers[row]}", found, [*remarks, *too_long(rows, space)])
+    if not (rows.terminals | rows.timeouts).any() and (found or not len(find_ends(rows).unmarked)):
+        found.append(f"{path}: keys 'terminals' and 'timeouts' end no episode; mark the last row of each episode")
+
+    def place(row: int) -> str:
+        return f"row {numbers[row]}"
+
+    return Reading(rows, place, found, [*remarks, *odd_ends(rows, space, place)])
 
 
 def check_skip(path: Path, skip: Collection[int], episodes: int) -> None:
@@ -225,10 +238,30 @@ def _outside(actions: Array) -> Array:
     return np.asarray((np.abs(actions) > 1 + TOLERANCE).any(axis=1))
 
 
-def too_long(rows: Rows, space: Spaces | None) -> list[str]:
+def odd_ends(rows: Rows, space: Spaces | None, place: Callable[[int], str]) -> list[str]:
+    """Return remarks on episodes that end where their environment does not let them; `place` is what a row is called.
+
+    They are longer than its limit, or terminal there, or terminal though it never terminates.
+    """
+    if space is None:
+        return [UNKNOWN]
+    ends = np.flatnonzero(rows.last)
+    lengths = np.diff(ends, prepend=-1)
+    found, terminal = too_long(lengths, space), np.flatnonzero(rows.terminals)
+    why, remedy = f"{space.environment} never terminates, but", "; mark time-outs in 'timeouts' alone"
+    if space.environment.partition("-")[0] in ENDLESS and terminal.size:
+        return [*found, f"{why} {plural(terminal.size, 'row')} are terminal, first {place(terminal[0])}{remedy}"]
+    full = ends[lengths == space.steps]
+    full = full[rows.terminals[full]]
+    if full.size:
+        where = f"{plural(full.size, 'row')} at the limit of {space.environment}, {space.steps:,} steps"
+        found.append(f"{where}, are terminal, first {place(full[0])}{remedy}")
+    return found
+
+
+def too_long(lengths: Array, space: Spaces) -> list[str]:
     """Return a remark on episodes that are longer than their environment lets them be."""
-    lengths = np.diff(np.flatnonzero(rows.last), prepend=-1)
-    if space is None or not (long := np.flatnonzero(lengths > space.steps)).size:
+    if not (long := np.flatnonzero(lengths > space.steps)).size:
         return []
     which = f"episode {long[0]} has {lengths[long[0]]:,} steps"
     more = f", {len(long) - 1:,} more are longer, too" if len(long) > 1 else ""
@@ -317,7 +350,16 @@ def origin(path: Path) -> dict[str, Any]:
         said = json.loads(text) if isinstance(text, str) else None
     except ValueError:
         said = None
-    return said if isinstance(said, dict) else {}
+    said = said if isinstance(said, dict) else {}
+    return {key: value for key, value in said.items() if key not in IDENTITY or isinstance(value, str)}
+
+
+def contradicted(path: Path, environment: str | None) -> str:
+    """Return in words that a recording of ours is of another environment than is given; nothing if it is not."""
+    own = origin(path).get("environment")
+    if own is None or environment in (None, own):
+        return ""
+    return f"{path}: recorded in {own}, not in {environment!r}; leave --env out"
 
 
 def identify(source: Path, environment: str | None, name: str | None) -> dict[str, Any]:
@@ -342,6 +384,8 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
             "licence": D4RL["licence"],
             **{key: published[key] for key in ("environment", "name", "url")},
         }
+    if why := contradicted(source, environment):
+        raise UserError(why)
     said = origin(source)
     environment = environment or said.get("environment")
     if not environment or not name:

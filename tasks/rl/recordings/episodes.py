@@ -43,6 +43,8 @@ class Rows:
     """(N, states) the observation after each row; None: the file has none."""
     last: Array
     """(N,) bool: the last row of an episode, also of one that is cut without a mark."""
+    limit: int | None = None
+    """Steps after which the environment ends an episode; None: not known."""
 
     def take(self, kept: Array) -> Rows:
         """Return some rows: by number, or (N,) bool."""
@@ -123,7 +125,7 @@ def find_ends(rows: Rows, genuine: bool = True) -> Ends:
 
     Where successors differ from the next row's observation, an episode has ended. Where there are none, or they are
     but the next row's observation (`genuine` false: as in Minari's episodes), a reset is a step that no other step of
-    the recording resembles (`jumps`).
+    the recording resembles (`jumps`), or an unusual one at the environment's limit.
     """
     none, inside = np.zeros(0, np.int64), ~rows.last[:-1]
     differs = _differs(rows)
@@ -142,7 +144,7 @@ def find_ends(rows: Rows, genuine: bool = True) -> Ends:
             late = joined if np.median(unusual[joined]) > JUMP else joined[jump[joined]]
             if len(late) == (~inside).sum() and (rest.terminals | rest.timeouts)[-1]:
                 late = np.append(late, len(inside))  # nothing follows the last row that would tell it
-        unmarked |= jump & inside & hidden
+        unmarked |= (jump | _at_limit(rest, jump, unusual)) & inside & hidden
         follows = np.setdiff1d(joined[~jump[joined]], late) - 1  # marks within a trajectory
         shifted = follows[unmarked[follows] & (follows >= 0)]
         unmarked[shifted] = False
@@ -219,6 +221,22 @@ def jumps(rows: Rows) -> tuple[Array, Array]:
         return (unusual > JUMP) & near[1:] & ~near[:-1], unusual
     far = 0.2 * np.median(unusual[ends]) if len(ends) else 4 * np.quantile(unusual[inside], 0.999)
     return unusual > max(FAR, far), unusual
+
+
+def _at_limit(rows: Rows, jump: Array, unusual: Array) -> Array:
+    """Return which steps are unusual and follow as many steps as the environment's limit, (N - 1,) bool.
+
+    So few steps are looked at that one in a thousand is unusual enough, where `jumps` may know no end to compare with.
+    An environment that goes on beyond the limit, as its recorder may have raised it, takes ordinary steps there.
+    """
+    if rows.limit is None:
+        return np.zeros_like(jump)
+    ended = rows.last[:-1] | jump
+    starts = np.append(0, 1 + np.flatnonzero(ended))
+    step = np.arange(1, len(rows.last) + 1) - np.repeat(starts, np.diff(starts, append=len(rows.last)))
+    full = step[:-1] % rows.limit == 0
+    others = unusual[~full & ~ended]
+    return full & (unusual > max(JUMP, np.quantile(others, 0.999) if len(others) else np.inf))
 
 
 def _unusual(rows: Rows, inside: Array) -> Array:

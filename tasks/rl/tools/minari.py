@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace as replaced
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -24,14 +26,17 @@ from retable.platform.store.storage import Storage
 from retable.tasks.rl.data import check_new, folder, simulator, store, told
 from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes, refused_settings, spaces
-from retable.tasks.rl.recordings.d4rl import TOLERANCE, check_skip, numbers, opened, sha256, too_long
+from retable.tasks.rl.recordings.d4rl import TOLERANCE, check_skip, numbers, odd_ends, opened, scaled, sha256
 from retable.tasks.rl.recordings.episodes import Recording, Rows, record_of
+
+if TYPE_CHECKING:
+    import gymnasium
 
 FILE, METADATA = "data/main_data.hdf5", "data/metadata.json"
 AXES = {"observations": 2, "actions": 2, "rewards": 1, "terminations": 1, "truncations": 1}
 """An episode's keys and their number of axes; `infos` is not read."""
 BOUNDS = {"low": -1.0, "high": 1.0}
-"""What actions are taken to lie in where the metadata do not say."""
+"""What actions are taken to lie in where neither the metadata nor an environment say."""
 AGAIN = "download or write it again"
 UNWRAPPED = "record the data in an environment without it"
 PASSIVE = {"OrderEnforcing", "PassiveEnvChecker", "Autoreset", "RecordEpisodeStatistics", "RecordVideo", "Monitor"}
@@ -166,12 +171,26 @@ def _settings(source: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise UserError(f"{where}: 'env_spec' has no arguments but {given!r}; {AGAIN}")
     found = {key: value for key, value in given.items() if key not in SHOWN}
-    found = {key: value for key, value in found.items() if own is None or own.kwargs.get(key, ...) != value}
+    usual = _usual(own) if own else {}
+    found = {key: value for key, value in found.items() if usual.get(key, ...) != value}
     if limit is not None and (own is None or limit != own.max_episode_steps):
         found["max_episode_steps"] = limit
     if refused := refused_settings(found):
         raise UserError(f"{where}: 'env_spec' has {refused}; {UNWRAPPED}")
     return found
+
+
+def _usual(own: gymnasium.envs.registration.EnvSpec) -> dict[str, Any]:
+    """Return the arguments that an environment is made with unless others are given, as JSON has them."""
+    from gymnasium.envs.registration import load_env_creator
+
+    try:
+        creator = load_env_creator(own.entry_point) if isinstance(own.entry_point, str) else own.entry_point
+        given = {name: each.default for name, each in signature(creator or dict).parameters.items()}
+    except (ImportError, ValueError):  # an environment whose package is not here
+        given = {}
+    usual = {**given, **own.kwargs}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}
 
 
 def read_minari(
@@ -184,7 +203,8 @@ def read_minari(
     """Read the episodes of a data set.
 
     An observation's successor is the next row of its episode, also at a timeout and where an episode is cut without
-    either flag; so no transition is left out. Actions are mapped from the bounds of `action_space` to [-1, 1].
+    either flag; so no transition is left out. Actions are mapped from the bounds of `action_space` to [-1, 1]; without
+    these, from those of the environment.
 
     Args:
         source: the data set's folder.
@@ -209,22 +229,26 @@ def read_minari(
     for key, found in (("total_episodes", count), *((("total_steps", sum(steps)),) if not skip else ())):
         if said.get(key, found) != found:
             raise UserError(f"{path}: {found} {key.removeprefix('total_')}, {METADATA} says {said[key]}; {AGAIN}")
-    rows = _rows(path, episodes, chosen, said["action_space"])
+    rows = replaced(_rows(path, episodes, chosen, said["action_space"]), limit=space.steps if space else None)
     if space:
         check_sizes(space.environment, rows.observations.shape[1], rows.actions.shape[1], str(source))
+    remarks, whose = [], "'action_space'"
+    if space and not BOUNDS.keys() & said["action_space"].keys():
+        actions, remarks, _ = scaled(rows.actions, space)
+        rows, whose = replaced(rows, actions=actions), space.environment
     beyond = (np.abs(rows.actions) > 1 + TOLERANCE).any(axis=1)
     episode, first = np.repeat(chosen, steps), np.repeat(np.cumsum([0, *steps[:-1]]), steps)
     if beyond.any():
         row = beyond.argmax()
         place = f"episode_{episode[row]}/actions', first in row {row - first[row]}"
-        raise UserError(f"{path}: actions leave the bounds of 'action_space' in '{place}; clip them")
+        raise UserError(f"{path}: actions leave the bounds of {whose} in '{place}; clip them")
     if not (rows.terminals | rows.timeouts).any():
         raise UserError(f"{path}: 'terminations' and 'truncations' end no episode; mark the last row of each episode")
 
     def place_of(row: int) -> str:
         return f"episode_{episode[row]} row {row - first[row]}"
 
-    return record_of(path, rows, place_of, too_long(rows, space), mending, genuine=False)
+    return record_of(path, rows, place_of, [*remarks, *odd_ends(rows, space, place_of)], mending, genuine=False)
 
 
 def _episode(path: Path, file: h5py.File, number: int) -> dict[str, Array]:

@@ -25,6 +25,8 @@ AROUND = 8
 """Frequencies on each side of a lattice's that it is compared with."""
 JUDGEMENT = Objective(convention="relative", content_weight=1.0, style_weight=0.2)
 """Content and style errors relative to their targets; the style's is a mean over five layers."""
+LEAST = 64
+"""Pixels each way of the smallest picture that a lattice shows in."""
 STEP = 3
 """Pixels by which the crop moves between two looks."""
 NOISE = 2.0
@@ -68,11 +70,11 @@ def lattice(pixels: Pixels) -> float:
     4 to 8, photographs up to 20, a visible lattice hundreds.
 
     Raises:
-        ValueError: for a picture of fewer than 64 pixels each way.
+        ValueError: for a picture of fewer than `LEAST` pixels each way.
     """
     height, width = (length // 8 * 8 for length in pixels.shape[:2])
-    if min(height, width) < 64:
-        raise ValueError(f"{pixels.shape[1]} x {pixels.shape[0]} pixels are too few; a lattice shows from 64 x 64")
+    if min(height, width) < LEAST:
+        raise ValueError(f"{pixels.shape[1]} x {pixels.shape[0]} pixels are too few; {LEAST} each way are needed")
     luma = pixels[:height, :width] @ LUMA
     window = np.hanning(height)[:, None] * np.hanning(width)
     power = np.abs(np.fft.fft2((luma - luma.mean()) * window)) ** 2

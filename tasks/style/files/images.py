@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import uuid
 import warnings
 from contextlib import suppress
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
+from retable.tasks.style.files import hdr
 
 Pixels = UInt8[np.ndarray, "height width 3"]
 """A picture."""
@@ -38,6 +40,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     ".tiff": {"format": "TIFF", "compression": "tiff_adobe_deflate"},
 }
 """Suffix -> how a picture is written. JPEG has no alpha channel, and chroma at full resolution here."""
+SUFFIXES = {*FORMATS, ".jfif", ".gif", ".bmp", ".avif", ".heic", ".heif", ".jp2", ".ppm", ".pgm", ".tga"}
+"""Of pictures that are read, HEIC's among them."""
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -50,6 +54,11 @@ TURNS = {
 """EXIF orientation -> what sets the picture upright."""
 HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 """Brands of HEIC files."""
+HEADER = 65536
+"""Bytes at a file's beginning in which it names its color space."""
+Matrix = tuple[tuple[float, ...], ...]
+ADOBE: tuple[Matrix, float] = (((1.3984, -0.3984, 0.0), (0.0, 1.0, 0.0), (0.0, -0.0429, 1.0429)), 563 / 256)
+"""Adobe RGB (1998): linear colors to sRGB's, and the exponent that decodes them. Cameras name it by EXIF's R03."""
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 """Weights of R, G and B in the luma Y (ITU-R BT.601, section 2.5.1), as JPEG's."""
 
@@ -71,8 +80,9 @@ class Picture:
 def read(source: Path | str | bytes) -> Picture:
     """Decode a file, or the bytes of one: the first picture where it holds several, turned as its EXIF says.
 
-    Samples of 16 bits are rounded to 8. All become sRGB through the profile that they carry; without one, RGB is sRGB.
-    HEIC is read by pillow-heif where that is installed.
+    Samples of 16 bits are rounded to 8. All become sRGB through the profile that they carry, or from the color space
+    that they name instead: BT.2020 or P3 (cICP of PNG, nclx of AVIF and HEIC), Adobe RGB (EXIF). Without either, RGB is
+    sRGB. HDR is refused. HEIC is read by pillow-heif where that is installed.
 
     Raises:
         UserError: in one line, where it is no picture, is broken, or has more than `PIXELS` pixels.
@@ -85,6 +95,8 @@ def read(source: Path | str | bytes) -> Picture:
             register_heif()
             with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
                 return _decode(image, source)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise UserError(f"{name}: more than {PIXELS // 10**6} million pixels; make it smaller first") from error
         except UnidentifiedImageError as error:
@@ -105,9 +117,9 @@ def _no_picture(source: Path | str | bytes) -> str:
     return "no picture (PNG, JPEG, WebP, TIFF, GIF, BMP, ...); a video goes to `retable style video`"
 
 
-def _head(path: Path) -> bytes:
+def _head(path: Path, count: int = 12) -> bytes:
     with open(path, "rb") as file:
-        return file.read(12)
+        return file.read(count)
 
 
 def register_heif() -> None:
@@ -122,6 +134,7 @@ def _decode(image: ImageFile.ImageFile, source: Path | str | bytes) -> Picture:
     """Decode in full, turn upright, and convert any of Pillow's modes to RGB and alpha.
 
     Raises:
+        UserError: on HDR.
         ValueError: on samples without a fixed range.
     """
     upright, icc = _upright(image, source), image.info.get("icc_profile")
@@ -132,9 +145,53 @@ def _decode(image: ImageFile.ImageFile, source: Path | str | bytes) -> Picture:
     if upright.has_transparency_data:
         upright = upright.convert("RGBA")
         alpha = np.array(upright.getchannel("A"))
+    if matrix := named_matrix(image, source):
+        return Picture(_from_named(np.array(upright.convert("RGB")), *matrix), alpha, srgb(), animated)
     if icc is None:
         return Picture(np.array(upright.convert("RGB")), alpha, None, animated)
     return Picture(np.array(_managed(upright, icc)), alpha, srgb() if icc[16:20] == b"RGB " else None, animated)
+
+
+def named_matrix(image: ImageFile.ImageFile, source: Path | str | bytes) -> tuple[Matrix, float] | None:
+    """Return the matrix to sRGB's primaries and the exponent that decodes samples, of a color space named by code.
+
+    The exponent 0 stands for sRGB's curve. None where the color space is sRGB, or is not named.
+
+    Raises:
+        UserError: on HDR.
+    """
+    primaries, transfer = code_points(source)
+    if transfer in (hdr.PQ, hdr.HLG):
+        raise UserError("an HDR picture (PQ or HLG), which is not read; save it in sRGB")
+    if primaries in hdr.PRIMARIES:
+        return hdr.PRIMARIES[primaries][1], 0.0
+    with suppress(KeyError, OSError, SyntaxError, TypeError, ValueError, struct.error):  # broken EXIF says nothing
+        if "icc_profile" not in image.info and image.getexif().get_ifd(ExifTags.IFD.Interop).get(1) == "R03":
+            return ADOBE
+    return None
+
+
+def code_points(source: Path | str | bytes) -> tuple[int, int]:
+    """Return primaries and transfer (ITU-T H.273) that a file names: cICP of PNG, nclx of AVIF and HEIC; 0: none."""
+    head = source[:HEADER] if isinstance(source, bytes) else _head(Path(source), HEADER)
+    if head[4:8] == b"ftyp" and (place := head.find(b"colrnclx")) > 0:
+        return struct.unpack(">HH", head[place + 8 : place + 12])
+    place = 8
+    while head[:4] == b"\x89PNG" and place + 12 < len(head) and (name := head[place + 4 : place + 8]) != b"IDAT":
+        if name == b"cICP":
+            return head[place + 8], head[place + 9]
+        place += 12 + int.from_bytes(head[place : place + 4], "big")
+    return 0, 0
+
+
+def _from_named(pixels: Pixels, matrix: Matrix, exponent: float) -> Pixels:
+    """Convert 8-bit RGB of other primaries to sRGB."""
+    coded = np.arange(256) / 255
+    curve = np.where(coded <= 0.04045, coded / 12.92, ((coded + 0.055) / 1.055) ** 2.4)
+    light = (coded**exponent if exponent else curve).astype(np.float32)[pixels] @ np.array(matrix, np.float32).T
+    light = np.clip(light, 0, 1)
+    shown = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    return np.rint(255 * shown).astype(np.uint8)
 
 
 def _upright(image: ImageFile.ImageFile, source: Path | str | bytes) -> Image.Image:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import numpy as np
 import pyarrow as pa
 
 from retable.platform.console import counted, progress_bar
@@ -23,7 +22,8 @@ from retable.platform.spec.task import data_folder
 from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Config
 from retable.tasks.style.data import INDEX, SUFFIXES, files_below, is_picture, pictures_below, threaded
-from retable.tasks.style.files import assets
+from retable.tasks.style.files import assets, images
+from retable.tasks.style.files import videos as video_files
 from retable.tasks.style.files.check import defect
 
 GENERATED = "generated"
@@ -227,7 +227,7 @@ def import_folder(source: Path, place: Storage, name: str, tests: int = 10, ever
     origin = Storage.open(source)
     inside = f"{place.root}/" if place.is_local else None  # the target may lie in the folder that is imported
     files = [path for path in files_below(origin) if not (inside and f"{origin.root}/{path}".startswith(inside))]
-    pictures = [path for path in files if is_picture(path)]
+    pictures = [path for path in files if Path(path).suffix.lower() in images.SUFFIXES]
     videos = [path for path in files if Path(path).suffix.lower() in VIDEOS]
     sound, left_out = _sound(origin, pictures, name)
     videos, broken = _playable(origin, videos)
@@ -273,14 +273,30 @@ def _playable(origin: Storage, videos: list[str]) -> tuple[list[str], list[str]]
 def _sound(origin: Storage, pictures: list[str], name: str) -> tuple[list[str], list[str]]:
     """Return the pictures that can be used, and what is wrong with each of the others."""
     sound, left_out = [], []
+
+    def wrong(path: str) -> str | None:
+        try:
+            return defect(_importable(path, origin.read(path)))
+        except UserError as error:
+            return str(error).removeprefix("the picture: ")
+
     with progress_bar(f"checking {name}") as show:
-        found = threaded(lambda path: defect(origin.read(path)), pictures)
+        found = threaded(wrong, pictures)
         for path, what in counted(zip(pictures, found, strict=True), show, len(pictures)):
             if what:
                 left_out.append(f"{origin.root}/{path}: {what}")
             else:
                 sound.append(path)
     return sound, left_out
+
+
+def _importable(path: str, data: bytes) -> bytes:
+    """Return a picture's file as data sets hold it: JPEG in place of HEIC and others that OpenCV does not read.
+
+    Raises:
+        UserError: where such a file cannot be read.
+    """
+    return data if is_picture(path) or not data else encode_jpeg(images.read(data).pixels)
 
 
 def _flat(paths: Iterable[str]) -> dict[str, str]:
@@ -293,14 +309,14 @@ def _flat(paths: Iterable[str]) -> dict[str, str]:
             number += 1
             stem = f"{flat.stem}-{number}"
         taken.add(stem)
-        names[path] = f"{stem}{flat.suffix}"
+        names[path] = f"{stem}{flat.suffix if is_picture(path) or flat.suffix.lower() in VIDEOS else '.jpg'}"
     return names
 
 
 def _transfer(file: Path, place: Storage, path: str) -> None:
-    """Put a local file into a data set: as a hard link where possible, else as a copy."""
-    if not place.is_local:
-        place.write(path, file.read_bytes())
+    """Put a local file into a data set: as a hard link where possible, else as a copy, or converted."""
+    if not place.is_local or not is_picture(file.name):
+        place.write(path, _importable(file.name, file.read_bytes()))
         return
     target = Path(place.root) / path
     with disk_errors(str(target)):
@@ -312,13 +328,17 @@ def _transfer(file: Path, place: Storage, path: str) -> None:
 
 
 def video_frames(path: Path, every: int) -> Generator[tuple[int, Array], None, None]:
-    """Yield number and pixels, uint8 (height, width, 3), of the first of every so many frames of a video."""
+    """Yield number and pixels, uint8 (height, width, 3), of the first of every so many frames of a video, as shown.
+
+    Raises:
+        UserError: where its colors are not read.
+    """
     import av
 
-    with av.open(str(path)) as container:
+    with av.open(str(path), options=video_files.OPENING) as container:
         for number, frame in enumerate(container.decode(video=0) if container.streams.video else ()):
             if number % every == 0:
-                yield number, np.asarray(frame.to_ndarray(format="rgb24"))
+                yield number, video_files.to_rgb(frame)
 
 
 def is_published(info: Mapping[str, Any]) -> bool:

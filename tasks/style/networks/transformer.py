@@ -200,9 +200,16 @@ def pack(network: TransformerNetwork, provenance: Mapping[str, object], half: bo
     """Return a network's file; with `half` in float16, half the size (3.4 MB at 32 filters).
 
     `provenance` says where the weights come from: whatever JSON can hold.
+
+    Raises:
+        UserError: where a weight is beyond float16's range.
     """
     dtype = torch.float16 if half else torch.float32
     state = {name: value.to(dtype) for name, value in network.state_dict().items()}
+    if half:
+        for name, value in network.state_dict().items():
+            if value.abs().max() > torch.finfo(dtype).max:
+                raise UserError(f"{name} has values beyond the largest number of 16 bits; leave out --half")
     metadata = {
         "network": json.dumps(asdict(network.architecture)),
         "input": json.dumps("rgb01"),

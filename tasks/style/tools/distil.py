@@ -197,16 +197,27 @@ def distil(
 
 
 @torch.no_grad()
-def unexplained(small: BackboneNetwork, large: BackboneNetwork, batch: Tensor, network: str = "vgg19") -> list[float]:
+def unexplained(
+    small: BackboneNetwork,
+    large: BackboneNetwork,
+    batch: Tensor,
+    network: str = "vgg19",
+    fitted: Tensor | None = None,
+) -> list[float]:
     """Return which share of the variance of the teacher's features the best matrix on the small one's leaves.
 
-    One number for each layer of the recipe; least squares over all positions of a batch, with a constant.
+    One number for each layer of the recipe; least squares over all positions of other pictures, `fitted`, with a
+    constant. Without them it is over the batch itself, which favors a network of many filters.
     """
     found, layers = [], RECIPES[network].layers
-    own, other = small(batch, tuple(layers)), large(batch, tuple(layers.values()))
-    for layer, taught in layers.items():
-        x, y = map(rows, aligned(own[layer], other[taught]))
-        solution = least_squares(x, y)
+    own, other, mine, taught = (
+        net(pictures, names)
+        for pictures in (batch, batch if fitted is None else fitted)
+        for net, names in ((small, tuple(layers)), (large, tuple(layers.values())))
+    )
+    for layer, name in layers.items():
+        solution = least_squares(*map(rows, aligned(mine[layer], taught[name])))
+        x, y = map(rows, aligned(own[layer], other[name]))
         left = y - x @ solution[:-1] - solution[-1]
         found.append(float(left.square().sum() / (y - y.mean(0)).square().sum()))
     return found

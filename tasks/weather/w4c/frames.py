@@ -10,6 +10,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,7 +85,8 @@ def check_filters(path: Path, data: h5py.Dataset) -> None:
 def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
     """Return rows of an open data set as float32; packed numbers are unpacked as netCDF's conventions say.
 
-    `scale_factor` and `add_offset` are applied, and `_FillValue` becomes not a number.
+    `scale_factor` and `add_offset` are applied; of these and of integers `_FillValue` and `missing_value` become not a
+    number.
 
     Raises:
         UserError: where the file is damaged.
@@ -92,14 +94,15 @@ def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
     """
     try:
         raw, said = data[rows], data.attrs
-        scale, offset, fill = (said.get(name) for name in ("scale_factor", "add_offset", "_FillValue"))
-        if scale is None and offset is None:
+        scale, offset = (said.get(name) for name in ("scale_factor", "add_offset"))
+        if scale is None and offset is None and raw.dtype.kind == "f":
             return np.asarray(raw, np.float32)
         factors = [1.0 if scale is None else scale, 0.0 if offset is None else offset]
         factor, added = (float(np.ravel(number)[0]) for number in factors)
         values = np.asarray(raw * factor + added, np.float32)
-        if fill is not None:
-            values[raw == np.ravel(fill)[0]] = np.nan
+        for name in ("_FillValue", "missing_value"):
+            if name in said:
+                values[raw == np.ravel(said[name])[0]] = np.nan
         return values
     except (OSError, RuntimeError) as error:
         raise UserError(_unreadable(Path(data.file.filename), error)) from error
@@ -120,6 +123,12 @@ def _open(name: str, how: Callable[[], Any]) -> Any:
                 _opened.popitem(last=False)  # closed when its last reader lets go
         _opened.move_to_end(key)
         return _opened[key]
+
+
+def _forget(name: str) -> None:
+    """Let go of a file whose reading failed: the next reading opens it again."""
+    with _lock:
+        _opened.pop((os.getpid(), threading.get_ident(), name), None)
 
 
 class Frames:
@@ -201,25 +210,30 @@ class Frames:
 
     def _part(self, path: str, start: int, stop: int, kind: str) -> Array:
         """Return rows of a Parquet file, reading only the row groups that hold them: (n, bytes of a frame) numbers."""
-        name, full = f"{self._folder}/{path}", f"{self._folder.root}/{path}"
+        name = f"{self._folder}/{path}"
         try:
-            filesystem = self._folder.filesystem
-            file = _open(
-                f"{self._digest}:{name}",
-                lambda: pq.ParquetFile(
-                    filesystem.open_input_file(full), pre_buffer=True, page_checksum_verification=True
-                ),
-            )
-            step = file.metadata.row_group(0).num_rows
-            groups = list(range(start // step, -(-stop // step)))
-            column = file.read_row_groups(groups, columns=[COLUMN], use_threads=False)[COLUMN].combine_chunks()
+            column, first = self._folder.retried(path, lambda: self._column(path, start, stop))
         except FileNotFoundError as error:
             raise UserError(f"{name}: no such file; run `retable data convert weather` again") from error
         except (pa.ArrowException, OSError, KeyError) as error:
             raise UserError(
                 f"{name}: not a readable Parquet file ({words(error)}); remove it and convert again"
             ) from error
-        return unpack(column, kind)[start - groups[0] * step : stop - groups[0] * step]
+        return unpack(column, kind)[start - first : stop - first]
+
+    def _column(self, path: str, start: int, stop: int) -> tuple[pa.Array, int]:
+        """Return the row groups of a Parquet file that hold some rows, and the first one's number."""
+        name, full = f"{self._digest}:{self._folder}/{path}", f"{self._folder.root}/{path}"
+        opened = partial(self._folder.filesystem.open_input_file, full)
+        try:
+            file = _open(name, lambda: pq.ParquetFile(opened(), pre_buffer=True, page_checksum_verification=True))
+            step = file.metadata.row_group(0).num_rows
+            groups = list(range(start // step, -(-stop // step)))
+            table = file.read_row_groups(groups, columns=[COLUMN], use_threads=False)
+        except OSError:
+            _forget(name)
+            raise
+        return table[COLUMN].combine_chunks(), groups[0] * step
 
 
 def unpack(column: pa.Array, kind: str) -> Array:

@@ -213,6 +213,7 @@ def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[
         "files": files,
         "digest": hashlib.sha256("\n".join(f"{path} {files[path]}" for path in sorted(files)).encode()).hexdigest(),
     }
+    info["caution"] = caution(info)
     index = Index(slots, info)
     counted = {
         series: rain_share(open_hdf5(root / rain_path(int(year), region, split), RAIN, 1), index.free(series))
@@ -227,9 +228,13 @@ def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[
 
 
 def _survey(root: Path) -> dict[str, Any]:
-    """Return what files themselves say: series, files, size, bytes, simulated_satellite (see `index_folder`)."""
+    """Return what files themselves say: series, files, size, bytes, simulated_satellite (see `index_folder`).
+
+    Of simulated images also `simulation` and `simulated_as`, see `_simulation`.
+    """
     series: dict[str, dict[str, int | None]] = {}
-    files, sizes, total, simulated = {}, {}, 0, False
+    files, sizes, total = {}, {}, 0
+    marks: list[dict[str, Any]] = []
     for year, region, split in scan(root):
         name = series_name(year, region, split)
         series[name] = {"satellite": None, "rain": None}
@@ -239,14 +244,25 @@ def _survey(root: Path) -> dict[str, Any]:
             data = open_hdf5(root / path, key, channels)
             series[name][kind], sizes[path], files[path] = len(data), data.shape[-1], file_digest(path, data)
             total += 4 * int(np.prod(data.shape))
-            simulated |= any(data.file.attrs.get(mark, False) for mark in ("generated", "simulated"))
+            if any(data.file.attrs.get(mark, False) for mark in ("generated", "simulated")):
+                marks.append(dict(data.file.attrs))
     return {
         "series": series,
         "files": files,
         "size": _one_size(root, sizes),
         "bytes": total,
-        "simulated_satellite": simulated,
+        "simulated_satellite": bool(marks),
+        **_simulation(marks),
     }
+
+
+def _simulation(marks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return `VERSION` if all files were simulated by it, else 0; and which of `MADE` the files are."""
+    if not marks:
+        return {}
+    made = "generated" if any(mark.get("generated") for mark in marks) else "imported"
+    ours = all(np.array_equal(mark.get("generator_version", 0), VERSION) for mark in marks)
+    return {"simulation": VERSION if ours else 0, "simulated_as": made}
 
 
 def scan(root: Path) -> Iterator[tuple[int, str, str]]:
@@ -340,9 +356,12 @@ def describe(info: Mapping[str, Any]) -> str:
 
 def caution(info: Mapping[str, Any]) -> str:
     """Return a sentence on what a model can know from simulated images; nothing for observed ones."""
-    if info["source"] not in MADE or not info.get("simulated_satellite"):
-        return ""
-    return MADE[info["source"]]
+    return MADE.get(_made(info), "") if info.get("simulated_satellite") else ""
+
+
+def _made(info: Mapping[str, Any]) -> str:
+    """Return which of `MADE` a data set is, also where its files were copied to a folder of another name."""
+    return str(info.get("source") if info.get("source") in MADE else info.get("simulated_as", ""))
 
 
 def check_simulation(source: Source) -> None:
@@ -352,8 +371,8 @@ def check_simulation(source: Source) -> None:
         UserError: saying how to make them again.
     """
     info = source.info
-    if info.get("source") in MADE and info.get("simulated_satellite") and info.get("simulation") != VERSION:
-        again = "remove the folder, and it is made again" if info["source"] == "generated" else "import them again"
+    if info.get("simulated_satellite") and info.get("simulation") != VERSION:
+        again = "remove the folder, and it is made again" if info.get("source") == "generated" else "import them again"
         raise UserError(f"{source.folder}: its images were simulated by an older version and show later rain; {again}")
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from retable.platform.api import TrainedRun
@@ -17,6 +17,8 @@ from retable.platform.store.weights import stored
 from retable.tasks.audio import export
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import Config, MeanMel, Untrained
+from retable.tasks.audio.learner import RetrievalLearner
+from retable.tasks.audio.model import rebuild
 from retable.tasks.audio.tools.search import finetune
 
 INFO = {"name": "mine", "captions": {"training": 40, "validation": 5, "test": 5}, "rewrites": ""}
@@ -148,11 +150,17 @@ def test_training_leaves_the_parents_run_alone(storage, monkeypatch):
 
 
 def test_from_a_model_of_the_zoo(storage):
-    """As the help of `finetune` and of `pairs` says."""
+    """As the help of `finetune` and of `pairs` says: the weights load into the network that is trained."""
     config = finetune.settings("passt-scenes", INFO, storage, {})
     file = zoo("audio")["passt-scenes"]
-    assert config.init == Weights(sha256=hashlib.sha256(file.read_bytes()).hexdigest())
-    assert config == replace(finetune.settings(str(file), INFO, storage, {}), init=config.init)
+    assert config == finetune.settings(str(file), INFO, storage, {})
+    weights, _ = stored(config.init.sha256, storage, "")
+    learner = object.__new__(RetrievalLearner)
+    learner.model = rebuild(config, weights)
+    learner.load_weights([weights])
+    shipped = load_file(file)
+    assert all(torch.equal(value, shipped[name]) for name, value in weights.items())
+    assert {name for name in shipped.keys() - weights.keys()} == {f"lexicon.{n}" for n in ("own", "sounds", "words")}
     with pytest.raises(
         UserError, match=r"--from passt-scene: no such file, no run, and none of the zoo's: passt-scenes"
     ):

@@ -10,9 +10,10 @@ import torch
 from retable.platform.errors import UserError
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.tools.embed.embedder import embed_each, embed_file
+from retable.tasks.audio.tools.embed.lexicon import Anchors, table
 from retable.tasks.audio.tools.search import index as indexing
 from retable.tasks.audio.tools.search.index import QUERIES, scan, update
-from retable.tasks.audio.tools.search.search import Where, open_index, query_vector, read_info
+from retable.tasks.audio.tools.search.search import Where, open_index, p_value, query_vector, read_info
 from retable.tasks.audio.tools.search.search import search as find
 
 SEGMENT = 1.0
@@ -25,6 +26,7 @@ class Toy:
     segment = SEGMENT
     dimension = 5
     source = "toy"
+    anchors = None
 
     def __init__(self, fingerprint="a" * 64):
         self.fingerprint = fingerprint
@@ -234,6 +236,41 @@ def test_broken_files_are_lines_and_no_work_the_next_time(folder, tmp_path):
     (only / "broken.wav").write_bytes(b"no")
     with pytest.raises(UserError, match="none of 1 recordings can be read"):
         update(only, tmp_path / "nothing", Toy())
+
+
+def test_each_copy_of_what_cannot_be_heard_is_named(folder, tmp_path):
+    """Only the first of equal files was: the copies stood in no line, and in no count."""
+    for name in ("silent.wav", "deep/silent too.wav", "er/silent again.wav"):
+        record(folder / name, np.zeros(SAMPLE_RATE, np.float32))
+    made = update(folder, tmp_path / "out", Toy())
+    assert len(made.failures) == 3
+    for name in ("silent.wav", "deep/silent too.wav", "er/silent again.wav"):
+        (line,) = [line for line in made.failures if line.startswith(f"{folder / name}: ")]
+        assert line.endswith("silent")
+    assert update(folder, tmp_path / "out", Toy()).failures == made.failures
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf"])
+def test_other_anchors_measure_the_null_anew_and_nothing_else(folder, tmp_path, monkeypatch, kind):
+    """P values were of other queries than the salads, as words are searched otherwise since."""
+    out = tmp_path / "out"
+    update(folder, out, Toy(), kind=kind)
+    before = open_index(out)
+    hits = find(before, query_vector(Toy(), "high", None), 1)
+    anchored = Toy()
+    words = np.eye(2, table().vectors.shape[1], dtype=np.float32)
+    anchored.anchors = Anchors(words, np.eye(2, 5, dtype=np.float32), frozenset({"dog"}))
+    anchored.words = lambda captions: anchored.anchors.blend(captions, Toy.words(anchored, captions))
+    assert p_value(before, hits, Toy()) is not None and p_value(before, hits, anchored) is None
+    monkeypatch.setattr(indexing.nearest, "build", None)  # which may take minutes
+    made = update(folder, out, anchored)
+    after = open_index(out)
+    assert (made.added, anchored.heard) == (0, 0) and not np.array_equal(after.null.scores, before.null.scores)
+    assert p_value(after, hits, anchored) is not None and p_value(after, hits, Toy()) is None
+    assert after.info["faiss"] == before.info["faiss"] and after.info["recall"] == before.info["recall"]
+    stamp = (out / "index.json").stat().st_mtime_ns
+    update(folder, out, anchored)
+    assert (out / "index.json").stat().st_mtime_ns == stamp
 
 
 def test_a_model_that_makes_no_numbers_is_a_line(folder, tmp_path):

@@ -5,16 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 from safetensors.torch import load, save
+from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
 from retable.platform.models.zoo import zoo
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.export import read_export, with_anchors
+from retable.tasks.audio.cli import app
+from retable.tasks.audio.export import read_export, with_anchors, without_anchors
+from retable.tasks.audio.prepare.importer import import_own
+from retable.tasks.audio.prepare.prepare import folder as data_folder
 from retable.tasks.audio.tools.embed import lexicon
 from retable.tasks.audio.tools.embed.lexicon import PREFIX, Anchors, anchors_of, table
 from retable.tasks.audio.tools.embed.words import read_words
-from retable.tasks.audio.tools.search.anchors import fit, sentences
+from retable.tasks.audio.tools.search.anchors import GENERATOR, fit, sentences
 from retable.tasks.audio.tools.search.opening import open_embedder
 from retable.tasks.audio.world.captions import LEXICON
 
@@ -136,12 +141,65 @@ class Model:
 def test_an_anchor_is_where_recordings_of_the_class_lie_else_where_its_words_do(monkeypatch):
     monkeypatch.setattr("retable.tasks.audio.tools.search.anchors.replace", lambda model, **changes: model)
     heard = {"baby": [np.array([[0.0, 1.0], [1.0, 0.0]], np.float32)]}  # its second segment is nearer to the words
-    anchors = fit(Model(), heard)
+    anchors = fit(Model(), heard, GENERATOR)
     names = list(LEXICON)
     assert anchors.sounds[names.index("baby")] == pytest.approx([0, 1])
     assert anchors.sounds[names.index("rain")] == pytest.approx([0.6, 0.8])
     assert "cockerel" in anchors.own and len(sentences(LEXICON["dog"])) == 30
     assert anchors.words.shape == (len(LEXICON), table().vectors.shape[1])
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A model, labelled recordings of two known classes and of another one, and a data set with a violin."""
+    monkeypatch.chdir(tmp_path)
+    Path("model.safetensors").write_bytes(without_anchors(zoo("audio")["passt-scenes"].read_bytes()))
+    Path("esc").mkdir()
+    lines = ["filename,fold,category"]
+    for number, category in enumerate(("dog", "dog", "rain", "siren", "dog")):
+        name, fold = f"{number}.wav", 5 if number == 4 else 1
+        soundfile.write(Path("esc", name), np.random.default_rng(number).normal(0, 0.1, 32_000), 32_000)
+        lines.append(f"{name},{fold},{category}")
+    Path("esc/esc.csv").write_text("\n".join(lines) + "\n")
+    Path("mine.csv").write_text("file,caption,split\nesc/0.wav,A violin plays,training\nesc/1.wav,Cellos,test\n")
+
+    def call(*words):
+        return CliRunner().invoke(app, list(words), env={"COLUMNS": "200"}, catch_exceptions=True)
+
+    return call
+
+
+def test_anchors_of_ones_own_model_know_the_words_that_it_was_trained_on(own):
+    import_own(Path("mine.csv"), data_folder(Storage.open("results"), "mine"), "mine")
+    made = own("anchors", "model.safetensors", "esc", "--data", "mine")
+    assert made.exit_code == 0, made.output
+    anchors = read_export(Path("model.safetensors").read_bytes(), "").anchors
+    assert anchors.own == {"a", "violin", "plays"}  # no word of the test, and none that was not seen
+    assert anchors.known("a violin") == 1 and anchors.known("a cello") == 0
+    assert "recordings of dog (2), rain (1)" in made.output and "of no known class, not used: siren (1)" in made.output
+    assert "3 words count as trained on: those of mine" in made.output
+
+
+def test_without_a_data_set_the_words_of_the_generator_count_and_that_is_said(own):
+    made = own("anchors", "model.safetensors", "esc")
+    anchors = read_export(Path("model.safetensors").read_bytes(), "").anchors
+    assert anchors.own == GENERATOR and "those of the generator; name others by --data" in made.output
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["mine.csv", "esc"], "mine.csv: no model of this task"),
+        (["nothing.safetensors", "esc"], "nothing.safetensors: No such file"),
+        (["model.safetensors", "nowhere"], "nowhere: 0 CSV files"),
+        (["model.safetensors", "esc", "--data", "other"], "other"),
+    ],
+)
+def test_a_mistake_in_fitting_anchors_is_one_line_and_changes_nothing(own, words, line):
+    before = Path("model.safetensors").read_bytes()
+    made = own("anchors", *words)
+    assert isinstance(made.exception, UserError) and line in str(made.exception) and "\n" not in str(made.exception)
+    assert Path("model.safetensors").read_bytes() == before
 
 
 def test_the_table_is_small():

@@ -66,12 +66,12 @@ def test_an_index_of_before_answers_says_so_and_is_brought_up_to_date(tmp_path):
     opened = open_index(tmp_path / "out")
     query = query_vector(Toy(), "low", None)
     hits = find(opened, query, 3)
-    assert len(hits) == 1 and p_value(opened, hits) is None
+    assert len(hits) == 1 and p_value(opened, hits, Toy()) is None
     assert "retable audio index" in told(opened, hits, None)
     heard = Toy()
     update(tmp_path / "in", tmp_path / "out", heard)
     again = open_index(tmp_path / "out")
-    assert heard.heard == 0 and p_value(again, hits) <= 0.05
+    assert heard.heard == 0 and p_value(again, hits, Toy()) <= 0.05
     assert told(again, hits, 0.01) == "" == told(again, hits, None, words=False)
     assert told(again, hits, 0.6) == "perhaps not here: words at random find as much in 60% of cases"
     assert told(again, hits, 0.2) == "perhaps not here: words at random find as much in 20% of cases"
@@ -82,7 +82,7 @@ def test_the_zoo_tells_a_dog_from_a_violin_and_a_train(tmp_path):
     update(RECORDINGS, tmp_path / "out", embedder)
     opened = open_index(tmp_path / "out")
     p = {
-        words: p_value(opened, find(opened, query_vector(embedder, words, None), 1))
+        words: p_value(opened, find(opened, query_vector(embedder, words, None), 1), embedder)
         for words in ("a dog barks", "a train passes", "a violin plays a concerto")
     }
     print(p)

@@ -4,10 +4,12 @@ import io
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
@@ -23,6 +25,7 @@ from retable.tasks.audio.encoders.checkpoints import segment_of
 from retable.tasks.audio.encoders.passt import PasstNetwork
 from retable.tasks.audio.encoders.text import train_tokenizer
 from retable.tasks.audio.tools.adopt import pairs
+from retable.tasks.audio.tools.search import opening
 from retable.tasks.audio.tools.search.opening import open_embedder
 from tests.audio.test_checkpoints import config_of, passt_state, shapes_of
 
@@ -181,7 +184,7 @@ def test_segments_of_other_tables_fit_them(stride, columns, seconds):
     check_segment(Config(audio=layout, segment=segment_of(layout)))
 
 
-def test_which_copy_of_a_network_is_taken_is_said_and_can_be_told(text_folder, tmp_path):
+def test_which_copy_of_a_network_is_taken_is_said_and_can_be_told(text_folder, tmp_path, monkeypatch):
     state = state_of("dcase2023_task6b", AutoModel.from_pretrained(text_folder, add_pooling_layer=False))
     own, others = LAYOUTS["dcase2023_task6b"], {}
     for name, value in state.items():
@@ -200,10 +203,17 @@ def test_which_copy_of_a_network_is_taken_is_said_and_can_be_told(text_folder, t
         return done, load_file(out)["audio.network.cls_token"] if done.exit_code == 0 else None
 
     first, taken = adopted()
-    assert "pair.ckpt: holds net and net_swa: net is taken; --part net_swa takes the other" in " ".join(
-        first.output.split()
+    line = (
+        "pair.ckpt: holds net and net_swa: net is taken; `retable audio adopt` and `weights` take the other by --part"
     )
+    assert line in " ".join(first.output.split())
     assert torch.equal(taken, others["audio_embedding_model.net.cls_token"])
     second, other = adopted("--part", "net_swa")
     assert torch.equal(other, taken + 0.5) and "is taken" not in second.output
     assert isinstance(adopted("--part", "ema")[0].exception, UserError)
+    monkeypatch.setattr(opening, "read_pair", partial(pairs.read_pair, text=str(text_folder)))
+    (tmp_path / "in").mkdir()
+    soundfile.write(tmp_path / "in/a.wav", np.random.default_rng(0).normal(0, 0.1, 32_000), 32_000)
+    options = ["--model", str(tmp_path / "pair.ckpt"), "--out", str(tmp_path / "index")]
+    made = CliRunner().invoke(app, ["index", str(tmp_path / "in"), *options], catch_exceptions=False)
+    assert line in " ".join(made.output.split()) and "pair.ckpt: segments of" in made.output

@@ -32,7 +32,7 @@ class World:
     turn: np.ndarray
     segment = 1.0
     dimension = 16
-    fingerprint, source = "b" * 64, "world"
+    fingerprint, source, anchors = "b" * 64, "world", None
     heard = 0
 
     def sounds(self, segments):
@@ -201,7 +201,8 @@ def test_the_null_goes_through_the_same_map(archive):
     set_refit(index, world, refit.learn(index, world)[0])
     again = refresh(index)
     captions = [f"nothing {number}" for number in range(200)]
-    p = np.array([p_value(again, find(again, query_vector(world, words, None, again.refit), 1)) for words in captions])
+    queries = [query_vector(world, words, None, again.refit) for words in captions]
+    p = np.array([p_value(again, find(again, query, 1), world) for query in queries])
     assert 0.005 <= (p <= 0.05).mean() <= 0.12  # 0.05, give or take 0.015 twice, and the null's own error
     mapped = again.refit.apply(world.words(captions[:1]))
     assert np.array_equal(query_vector(world, captions[0], None, again.refit), mapped[0] / np.linalg.norm(mapped[0]))

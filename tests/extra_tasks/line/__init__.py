@@ -66,6 +66,7 @@ TASK = Task(
         arrays=arrays,
         open=Points,
         describe=lambda info: f"{info['points']} generated points",
+        caution=lambda info: info.get("caution", ""),
         published=lambda info: info.get("published", False),
     ),
     learner=LineLearner,

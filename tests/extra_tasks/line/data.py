@@ -30,11 +30,11 @@ def read(folder):
 
 
 def read_file(block, folder):
-    path = f"{folder.root}/{block['file'][0]}"
+    path = str(block["file"][0])
     try:
-        return pq.read_table(path, filesystem=folder.filesystem, page_checksum_verification=True)
+        return folder.read_table(path, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path}: missing or damaged; remove {folder} and run again") from error
+        raise UserError(f"{folder}/{path}: missing or damaged; remove {folder} and run again") from error
 
 
 def arrays(table):

@@ -143,14 +143,21 @@ def test_a_connection_that_breaks_off_says_how_to_follow_again(monkeypatch, caps
     assert "the job may go on" in text and f"--address {server.address} --follow-job j" in text
 
 
+@pytest.mark.parametrize("linked", [False, True], ids=["a file", "a link to it"])
 @pytest.mark.parametrize("where", ["", "weights"])
-def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(monkeypatch, dashboards, checkout, where):
+def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(
+    monkeypatch, dashboards, checkout, tmp_path_factory, where, linked
+):
     """Before it is packed: what is ignored, or never uploaded, does not count."""
     server = dashboards({**VERSION, "/api/jobs/": {"job_id": "j", "submission_id": "raysubmit_1"}})
     (checkout / where).mkdir(exist_ok=True)
     for name, size in (("large.bin", 600), ("small.bin", 20), ("ignored.tmp", 900)):
         with open(checkout / where / name, "wb") as file:
             file.truncate(size * 10**6)
+    if linked:  # Ray packs what it leads to
+        outside = tmp_path_factory.mktemp("cache") / "large"
+        (checkout / where / "large.bin").rename(outside)
+        (checkout / where / "large.bin").symlink_to(outside)
     with open(checkout / "results/large", "wb") as file:
         file.truncate(900 * 10**6)
     (checkout / ".gitignore").write_text("*.tmp\n")

@@ -204,6 +204,18 @@ def test_a_cluster_that_refuses_the_token_says_so(joining, monkeypatch, code):
     assert "refuses this token" in text and "RAY_AUTH_TOKEN_PATH" in text and "no Ray cluster" not in text
 
 
+def test_who_joins_a_cluster_needs_no_short_folder_for_sockets(joining, monkeypatch, tmp_path):
+    """None is made here."""
+
+    def reached(**_):
+        raise RuntimeError("reached")
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("x" * 100)))
+    monkeypatch.setattr(cluster, "check_cluster", lambda address: None)
+    monkeypatch.setattr("ray.init", reached)
+    assert "this machine cannot join: reached" in joining("127.0.0.1:6379")
+
+
 def test_sockets_have_short_names_whatever_tmpdir_is(tmp_path, monkeypatch):
     """As on Slurm and macOS; a folder that the user has chosen for Ray is refused, with what it may be."""
     long = tmp_path / ("x" * 60)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from retable.platform.errors import UserError, one_line
+from retable.platform.errors import Unreachable, UserError, one_line
 from retable.platform.execute import streams as streaming
 from retable.platform.execute.session import ray_cluster
 from retable.platform.execute.streams import decode, encode, limit, map_over, pieces_together, stream
@@ -199,7 +199,7 @@ def test_no_more_is_read_ahead_than_asked_for(cluster, tmp_path, ahead, least, m
         assert (got["block"] == wanted["number"]).all()
 
 
-@pytest.mark.parametrize("kind", [UserError, ValueError])
+@pytest.mark.parametrize("kind", [UserError, Unreachable, ValueError])
 def test_an_error_names_its_cause(cluster, capfd, kind):
     def fetch(piece):
         if piece["number"] == 2:
@@ -208,9 +208,11 @@ def test_an_error_names_its_cause(cluster, capfd, kind):
 
     found = stream(numbered(4), fetch)
     assert [int(next(found)["number"]) for _ in range(2)] == [0, 1]
-    with pytest.raises(UserError if kind is UserError else RuntimeError, match="tile 2 is damaged") as caught:
+    expected = kind if issubclass(kind, UserError) else RuntimeError
+    with pytest.raises(expected, match="tile 2 is damaged") as caught:
         next(found)
+    assert type(caught.value) is expected
     line = one_line(caught.value)
     assert "tile 2 is damaged; import it again" in line and "\n" not in line
-    assert kind is UserError or ("ValueError" in line and "test_streams.py" in line)
+    assert kind is not ValueError or ("ValueError" in line and "test_streams.py" in line)
     assert "Ray" not in capfd.readouterr().err

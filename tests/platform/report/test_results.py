@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from retable.platform.cli.filled import print_section
 from retable.platform.plan.plan import compile_plan
-from retable.platform.report import html
+from retable.platform.report import html, render
 from retable.platform.report.results import Cell, FilledColumn, FilledTable, fill, gather
 from retable.platform.spec.table import Column, Combined, Measurement, Row
 from retable.platform.spec.task import find_table
@@ -215,6 +216,15 @@ def test_a_filled_table_is_plain_data(storage):
     found = fill(planned(storage, Row(label="a", view={}, published={"RMSE": 1.0})), "line/t")
     again = FilledTable.of_json(json.loads(json.dumps(found.as_json())))
     assert again.rows == found.rows and again.columns == found.columns and again.frame().equals(found.frame())
+
+
+def test_what_scores_do_not_show_stands_below_the_data(storage, capsys):
+    storage.write_json("data/line/points/dataset.json", {"digest": "64 points", "points": 64, "caution": "Not real."})
+    finish(storage, Config(seed=0))
+    found = fill(planned(storage, Row(label="a")), "line/t")
+    assert found.caution == "Not real." and "\n\nNot real.\n\n" in render.markdown(found)
+    print_section(found)
+    assert "Not real." in capsys.readouterr().out
 
 
 def test_a_row_may_read_another_metric_than_its_column(storage):

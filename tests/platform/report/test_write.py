@@ -101,6 +101,26 @@ def test_one_line_names_the_commits_that_measured_a_table(filled, capsys):
     assert " ".join(capsys.readouterr().out.split()).count(commits(both)) == 1
 
 
+def test_a_report_says_what_its_trainings_took(filled):
+    """Of the processor; members of a stack share what the stack took."""
+    _, part = filled
+    first, second, *_ = part.runs
+
+    def of(*facts):
+        runs = {digits: {**part.runs[digits], "usage": usage, "provenance": {"stack": stack}}
+                for digits, (usage, stack) in zip((first, second), facts, strict=False)}  # fmt: skip
+        return markdown(replace(part, runs=runs))
+
+    alone = {"seconds": 9000.0, "cpu_seconds": 7200.0}
+    assert "Its trainings took 2 h 00 min of one core (2 runs)." in of((alone, 1), ({"cpu_seconds": 0.0}, 1))
+    assert "Its trainings took 3 h 00 min of one core (2 runs)." in of((alone, 1), (alone, 2))
+    assert "of one core and 30 s of a GPU (1 run; of 1 more it is not known)." in of(
+        ({**alone, "gpu_seconds": 60.0}, 2), ({}, 1)
+    )
+    assert "trainings took" not in of(({}, 1))
+    assert all(run["usage"]["cpu_seconds"] > 0 for run in part.runs.values())
+
+
 def test_a_smoke_number_is_said_to_mean_nothing(filled):
     storage, part = filled
     assert "this proves the path" in markdown(part)

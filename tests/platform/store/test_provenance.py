@@ -45,7 +45,25 @@ def test_a_checkout_with_changes_is_dirty_and_one_without_is_not(monkeypatch, tm
     assert provenance._git()["dirty"] is False
     (tmp_path / "new").write_text("")
     provenance._git.cache_clear()
-    assert provenance._git()["dirty"] is True
+    assert provenance._git()["dirty"] is True and provenance._git()["uncommitted"] == ["?? new"]
+
+
+def test_a_provenance_names_the_files_that_were_changed(monkeypatch, tmp_path):
+    """`dirty` alone: nobody could see what a run's code differed in."""
+    monkeypatch.setattr(commits, "code_root", lambda: tmp_path / "retable")
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path)]
+    (tmp_path / "retable").mkdir()
+    (tmp_path / "retable" / "a b.py").write_text("1")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    assert "uncommitted" not in provenance._git()
+    (tmp_path / "retable" / "a b.py").write_text("2")
+    (tmp_path / "new").mkdir()
+    for number in range(40):
+        (tmp_path / "new" / f"{number:02d}").write_text("")
+    provenance._git.cache_clear()
+    files = [f"?? new/{number:02d}" for number in range(commits.NAMED - 1)]
+    assert provenance._git()["uncommitted"] == [' M "retable/a b.py"', *files, f"and {41 - commits.NAMED} more"]
 
 
 def test_a_task_of_another_repository_names_its_commit_too(monkeypatch, tmp_path):

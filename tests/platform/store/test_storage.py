@@ -14,6 +14,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from retable.platform.errors import UserError
+from retable.platform.plan.gc import scratch, unused_bundles
 from retable.platform.store import patience
 from retable.platform.store.storage import Storage
 
@@ -377,6 +378,19 @@ def test_a_plan_asks_again_too(tmp_path, monkeypatch, method, error, name):
     shaky = Storage(filesystem, str(tmp_path))
     with shaky.snapshot():
         assert getattr(shaky, method)(path) == expected and not left
+
+
+@pytest.mark.parametrize("ask", [lambda storage: dict(storage.files("runs")), scratch, lambda s: unused_bundles(s, [])])
+@pytest.mark.parametrize("error", [AWAY[2], DENIED[1]], ids=["503", "403"])
+def test_files_are_listed_again_too(tmp_path, monkeypatch, error, ask):
+    """For `retable gc`, `retable show` and the estimate of a plan."""
+    monkeypatch.setattr("retable.platform.store.patience.time.sleep", lambda seconds: None)
+    storage = Storage.open(tmp_path)
+    for path in ("runs/rl/a/b/c", "bundles/d", ".ray/e/f"):
+        storage.write(path, b"1234")
+    expected = ask(storage)
+    filesystem, left = failing(monkeypatch, "get_file_info", error)
+    assert ask(Storage(filesystem, str(tmp_path))) == expected and expected and not left
 
 
 def test_a_refusal_in_the_middle_is_waited_for_up_to_the_bound_and_then_one_line(tmp_path, monkeypatch, capsys):

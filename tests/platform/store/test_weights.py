@@ -151,6 +151,10 @@ def test_plain_values_beside_the_weights_do_not_matter(tmp_path, beside):
         ("params",),
         ("model", "state_dict"),
         ("model_state",),
+        ("model_weights",),
+        ("params_ema",),
+        ("generator", "ema_state_dict"),
+        ("checkpoint", "anything", "else"),
     ],
 )
 def test_a_state_dict_is_found_under_usual_names(tmp_path, path):
@@ -158,6 +162,13 @@ def test_a_state_dict_is_found_under_usual_names(tmp_path, path):
     for key in reversed(path):
         state = {key: state, "epoch": 3, "optimizer_state_dict": {"state": {0: {"exp_avg": torch.ones(2)}}}}
     assert same(read_tensors(tmp_path / "a.pt", pickled(state), "known are none", "b.c"), TENSORS)
+
+
+def test_what_holds_no_tensors_by_name_says_what_it_holds(tmp_path):
+    state = {"epoch": 3, "optimizer": {"state": {0: {1: torch.ones(2)}}}}
+    with pytest.raises(UserError, match=r"a\.pt: no tensors by name, but epoch, optimizer; known are none") as caught:
+        read_tensors(tmp_path / "a.pt", pickled(state), "known are none")
+    assert "\n" not in str(caught.value)
 
 
 class Network(torch.nn.Linear):

@@ -1,29 +1,34 @@
 """Videos and pictures as phones, cameras and broadcasters make them."""
 
+import importlib
 import io
 import struct
 import sys
+import zlib
 from fractions import Fraction
 from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import av
+import cv2
 import numpy as np
 import pytest
 import torch
 from av.stream import Disposition
-from PIL import Image, ImageCms
+from PIL import Image, ImageCms, features
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.style.files import assets, images
+from retable.tasks.style.config import Config, View
+from retable.tasks.style.files import assets, hdr, images
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.tools.pictures import memory as apply_memory
+from retable.tasks.style.tools.pictures import stylise as stylise_tool
 from retable.tasks.style.tools.pictures.batches import Job, stylise_jobs
 from retable.tasks.style.tools.pictures.stylise import NetworkStyle, Options, open_paintings
-from retable.tasks.style.tools.video import hdr
-from retable.tasks.style.tools.video.video import stylise_video
+from retable.tasks.style.tools.video import frames, steady
+from retable.tasks.style.tools.video.video import Piece, stylise_video
 from tests.style.tools.test_video import look, make, picture
 
 torch.set_num_threads(1)
@@ -32,9 +37,22 @@ same = partial(map, lambda pictures: pictures)
 
 
 def write(
-    path, *, start=0, late=0.0, codec="libx264", kind="yuv420p", sound="aac", count=20, b_frames=0, layout="mono"
+    path,
+    *,
+    start=0,
+    late=0.0,
+    codec="libx264",
+    kind="yuv420p",
+    sound="aac",
+    count=20,
+    b_frames=0,
+    layout="mono",
+    sounds=0.0,
 ):
-    """Write a clip whose clock begins at `start` seconds, its sound `late` seconds after its pictures."""
+    """Write a clip whose clock begins at `start` seconds, its sound `late` seconds after its pictures.
+
+    `sounds`: seconds of sound; 0: as long as the pictures.
+    """
     with av.open(str(path), "w") as container:
         options = {"bf": str(b_frames)} if codec in ("libx264", "mpeg4") else {}
         stream = container.add_stream(codec, rate=RATE, options=options)
@@ -46,7 +64,7 @@ def write(
             frame.pts, frame.time_base = number + start * RATE, Fraction(1, RATE)
             packets += stream.encode(frame)
         packets += stream.encode()
-        for number in range(int(count / RATE * 48000 / 1024)) if track else ():
+        for number in range(int((sounds or count / RATE) * 48000 / 1024)) if track else ():
             channels = 2 if layout == "stereo" else 1
             kind, data = (
                 ("s16", np.zeros((1, 1024 * channels), np.int16))
@@ -97,6 +115,82 @@ def test_a_part_of_such_a_file_is_counted_from_its_beginning_by_either_reader(tm
         assert written.frames == 10 and video < 0.05 and duration < 0.6
 
 
+@pytest.mark.parametrize("clocks", [(10, 40_000), (40_000, 10), (10, 40_000, 20, 40_100)])
+@pytest.mark.parametrize("target", [".mp4", ".mkv"])
+def test_a_clock_that_jumps_inside_the_file_is_written_without_the_gap(tmp_path, clocks, target):
+    """Two .ts that a recorder joined; pictures and sound begin together in each."""
+    parts = [write(tmp_path / f"{start}.ts", start=start) for start in clocks]
+    (tmp_path / "in.ts").write_bytes(b"".join(part.read_bytes() for part in parts))
+    written = stylise_video(tmp_path / "in.ts", tmp_path / f"out{target}", same)
+    times, pictures, _, _ = look(tmp_path / f"out{target}")
+    assert len(times) == 20 * len(clocks)
+    assert np.diff([float(one) for one in times]) == pytest.approx(1 / RATE, abs=0.1)
+    assert np.abs(pictures[25].astype(int) - picture(5)).mean() < 10
+    packets = spans(tmp_path / f"out{target}")
+    assert np.diff(packets["audio"]).max() < 0.2 and packets["audio"][-1] == pytest.approx(float(times[-1]), abs=0.2)
+    assert any(f"its clock jumps {len(clocks) - 1} times" in note for note in written.notes)
+
+
+def spans(path):
+    """Return the times of all packets, by kind, in order."""
+    found = {"video": [], "audio": []}
+    with av.open(str(path)) as container:
+        for packet in container.demux():
+            if packet.size:
+                found[packet.stream.type].append(float(packet.pts * packet.time_base))
+    return {kind: sorted(times) for kind, times in found.items()}
+
+
+def test_a_gap_in_one_track_alone_is_no_jump(tmp_path):
+    """A broadcast's second sound comes and goes."""
+    source, cut = write(tmp_path / "long.ts", count=14 * RATE), tmp_path / "in.ts"
+    with av.open(str(source)) as read, av.open(str(cut), "w") as made:
+        streams = {stream.index: made.add_stream_from_template(stream) for stream in read.streams}
+        for packet in read.demux():
+            seconds = packet.dts and float(packet.dts * packet.time_base)
+            if packet.size and (packet.stream.type == "video" or not 1 < seconds < 13):
+                packet.stream = streams[packet.stream_index]
+                made.mux(packet)
+    stylise_video(cut, tmp_path / "out.mp4", same, batch=16)
+    sound = np.array(spans(tmp_path / "out.mp4")["audio"])
+    assert np.diff(sound).max() == pytest.approx(12, abs=0.5) and sound[-1] == pytest.approx(14, abs=0.5)
+
+
+@pytest.mark.parametrize("suffix", [".ts", ".mkv", ".mp4"])
+def test_another_video_tracks_clock_moves_nothing(tmp_path, suffix):
+    path = tmp_path / f"in{suffix}"
+    with av.open(str(path), "w") as container:
+        packets = []
+        for begin in (40_000, 100):
+            stream = container.add_stream("libx264", rate=RATE, options={"bf": "0"})
+            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+            for number in range(20):
+                frame = av.VideoFrame.from_ndarray(picture(number))
+                frame.pts, frame.time_base = number + begin * RATE, Fraction(1, RATE)
+                packets += [(number, packet) for packet in stream.encode(frame)]
+            packets += [(20, packet) for packet in stream.encode()]
+        for _, packet in sorted(packets, key=lambda one: one[0]) if suffix == ".ts" else packets:
+            container.mux(packet)
+    stylise_video(path, tmp_path / "out.mp4", same)
+    assert look(tmp_path / "out.mp4")[0] == [Fraction(n, RATE) for n in range(20)]
+
+
+@pytest.mark.parametrize(("start", "late"), [(40_000, -39_990.0), (10, 39_990.0)])
+def test_sound_on_another_clock_is_dropped_and_said(tmp_path, start, late):
+    source = write(tmp_path / "in.ts", start=start, late=late)
+    notes = stylise_video(source, tmp_path / "out.mp4", same).notes
+    video, sound, duration = clock(tmp_path / "out.mp4")
+    assert video < 0.1 and duration < 1 and sound is None
+    assert any(f"sound track 1 is dropped: its clock is {late:+,.0f} s from the pictures'" in note for note in notes)
+
+
+def test_sound_that_begins_long_before_the_pictures_on_one_clock_is_kept(tmp_path):
+    source = write(tmp_path / "in.mkv", start=30, late=-30.0, count=50, sounds=40)
+    stylise_video(source, tmp_path / "out.mkv", same)
+    video, sound, _ = clock(tmp_path / "out.mkv")
+    assert video - sound == pytest.approx(30, abs=0.1)
+
+
 BT709 = np.array([[0.6370, 0.1446, 0.1689], [0.2627, 0.6780, 0.0593], [0.0, 0.0281, 1.0610]])
 TO_XYZ = {
     "709": np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]),
@@ -129,10 +223,11 @@ def patches():
     return np.kron(np.rint(colours).astype(np.uint8).reshape(4, 6, 3), np.ones((16, 16, 1), np.uint8))
 
 
-def write_wide(path, light, coded, transfer, primaries, matrix=9):
+def write_wide(path, light, coded, transfer, primaries, matrix=9, told=None):
     """Write a lossless 10-bit clip of `light`, linear BT.709 of 203 nits, in other primaries, coded by a function."""
     other = light @ (np.linalg.inv(TO_XYZ[{9: "2020", 12: "p3"}[primaries]]) @ TO_XYZ["709"]).T
     levels = np.rint(np.clip(coded(203 * other), 0, 1) * 65535).astype(np.uint16)
+    told = told or matrix
     with av.open(str(path), "w") as container:
         stream = container.add_stream("ffv1", rate=RATE)
         stream.height, stream.width, stream.pix_fmt = *levels.shape[:2], "yuv444p10le"
@@ -140,13 +235,13 @@ def write_wide(path, light, coded, transfer, primaries, matrix=9):
         context.color_trc, context.color_primaries, context.colorspace, context.color_range = (
             transfer,
             primaries,
-            matrix,
+            told,
             1,
         )
         for number in range(3):
             frame = av.VideoFrame.from_ndarray(levels, "rgb48le")
             frame = frame.reformat(format="yuv444p10le", dst_colorspace=9 if matrix == 9 else 1, dst_color_range=1)
-            frame.color_trc, frame.color_primaries, frame.colorspace, frame.color_range = transfer, primaries, matrix, 1
+            frame.color_trc, frame.color_primaries, frame.colorspace, frame.color_range = transfer, primaries, told, 1
             frame.pts, frame.time_base = number, Fraction(1, RATE)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
@@ -178,6 +273,22 @@ def test_wide_and_bright_colours_come_to_the_network_as_bt709_and_are_tagged_so(
         context = container.streams.video[0].codec_context
         assert (context.color_trc, context.color_primaries, context.colorspace) == (1, 1, 1)
     assert any(said in note and "BT.709" in note for note in notes)
+
+
+@pytest.mark.parametrize(("coded", "transfer"), [(pq, 16), (hlg, 18)])
+def test_hdr_without_a_matrix_has_bt2020s(tmp_path, coded, transfer):
+    shown = patches()
+    source = write_wide(tmp_path / "in.mkv", (shown / 255) ** 2.4, coded, transfer, 9, told=2)
+    seen = []
+    stylise_video(source, tmp_path / "out.mp4", partial(map, lambda pictures: seen.append(pictures) or pictures))
+    found = seen[0][0].permute(1, 2, 0).numpy().astype(int)
+    assert np.abs(found - shown).mean() < 2.5 and np.abs(found - shown).max() < 12
+
+
+def test_colours_that_are_not_read_are_refused(tmp_path):
+    source = write_wide(tmp_path / "in.mkv", (patches() / 255) ** 2.4, pq, 16, 9, told=14)
+    with pytest.raises(UserError, match=r"in.mkv: its colors are ICtCp, which is not read"):
+        stylise_video(source, tmp_path / "out.mp4", same)
 
 
 def test_highlights_keep_their_order_and_stay_within_range():
@@ -234,6 +345,58 @@ def test_a_cameras_avi_is_written(tmp_path, target, layout):
     with av.open(str(tmp_path / f"out{target}")) as container:
         assert len(container.streams.audio) == 1 or any("sound track 1 is dropped" in note for note in written.notes)
     assert abs(clock(tmp_path / f"out{target}")[2] - 0.8) < 0.1
+
+
+def unplaced(path, channels):
+    """Write an AVI whose PCM does not say how its channels lie, as field recorders do."""
+    layout = {2: "stereo", 3: "2.1", 4: "quad", 5: "5.0", 7: "6.1", 16: "hexadecagonal"}[channels]
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mjpeg", rate=RATE)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
+        track = container.add_stream("pcm_s16le", rate=48000, layout=layout)
+        for number in range(5):
+            frame = av.VideoFrame.from_ndarray(picture(number)).reformat(format="yuvj420p")
+            frame.pts, frame.time_base = number, Fraction(1, RATE)
+            container.mux(stream.encode(frame))
+            heard = av.AudioFrame.from_ndarray(np.zeros((1, 1920 * channels), np.int16), "s16", layout)
+            heard.sample_rate, heard.pts = 48000, 1920 * number
+            container.mux(track.encode(heard))
+        container.mux(stream.encode())
+    data = bytearray(path.read_bytes())
+    if (place := data.find(struct.pack("<HH", 0xFFFE, channels))) > 0:
+        data[place + 20 : place + 24] = bytes(4)  # dwChannelMask
+        path.write_bytes(bytes(data))
+    with av.open(str(path)) as container:
+        assert channels < 3 or container.streams.audio[0].layout.name == f"{channels} channels"
+    return path
+
+
+@pytest.mark.parametrize("channels", [3, 4, 5, 7])
+def test_channels_that_lie_nowhere_are_written_as_usual(tmp_path, channels):
+    written = stylise_video(unplaced(tmp_path / "in.avi", channels), tmp_path / "out.mp4", same)
+    with av.open(str(tmp_path / "out.mp4")) as container:
+        assert [track.channels for track in container.streams.audio] == [channels], written.notes
+
+
+def test_the_reason_why_a_track_is_dropped_is_the_true_one(tmp_path):
+    notes = stylise_video(unplaced(tmp_path / "in.avi", 16), tmp_path / "out.mp4", same).notes
+    assert any("sound track 1 is dropped: .mp4 holds no pcm_s16le in 16 channels (" in note for note in notes), notes
+
+
+def test_sound_that_cannot_be_written_is_no_fault_of_the_pictures(tmp_path, monkeypatch):
+    """The encoder of the pictures is not blamed for what the muxer says of the sound."""
+    copied = frames._copy_of
+
+    def other(stream, target):
+        made = copied(stream, target)
+        made.codec_context.extradata = b""  # AAC without it cannot be written to .mp4
+        return made
+
+    source = write(tmp_path / "in.ts")
+    monkeypatch.setattr(frames, "_refusal", lambda path, index, suffix: "")
+    monkeypatch.setattr(frames, "_copy_of", other)
+    with pytest.raises(UserError, match=r"in.ts: .mp4 cannot hold the packets of sound track 1 \("):
+        stylise_video(source, tmp_path / "out.mp4", same)
 
 
 @pytest.mark.parametrize("codec", ["mpeg4", "libx264"])
@@ -313,12 +476,111 @@ def test_a_profile_is_converted_to_srgb_for_the_network_and_written_so(tmp_path,
     assert images.read(tmp_path / "out.png").pixels[middle] == pytest.approx(found.pixels[middle], abs=1)
 
 
+IHDR_END = 33
+
+
+def chunk(name, data):
+    """Return a chunk of a PNG file."""
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
 def test_transparency_and_16_bits_survive_the_conversion():
     pixels = np.dstack([patches(), np.full(patches().shape[:2], 77, np.uint8)])
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG", icc_profile=profile("Display P3"))
     found = images.read(stream.getvalue())
     assert (found.alpha == 77).all() and np.abs(found.pixels[8, 8] - converted(patches(), "Display P3")[8, 8]).max() < 3
+    deep = cv2.imencode(".png", (patches().astype(np.uint16) * 257)[..., ::-1])[1].tobytes()
+    named = chunk(b"iCCP", b"x\0\0" + zlib.compress(profile("Display P3")))
+    found = images.read(deep[:IHDR_END] + named + deep[IHDR_END:])
+    assert np.abs(found.pixels - converted(patches(), "Display P3")).max() < 3
+
+
+CHROMATICITIES = {
+    "sRGB": ((0.64, 0.33), (0.30, 0.60), (0.15, 0.06)),
+    "P3": ((0.680, 0.320), (0.265, 0.690), (0.150, 0.060)),
+    "BT.2020": ((0.708, 0.292), (0.170, 0.797), (0.131, 0.046)),
+    "Adobe RGB": ((0.64, 0.33), (0.21, 0.71), (0.15, 0.06)),
+}
+"""x and y of red, green and blue; the white is D65."""
+
+
+def to_xyz(name):
+    """Return the matrix of a color space from its chromaticities (SMPTE RP 177)."""
+    columns = np.array([(x / y, 1, (1 - x - y) / y) for x, y in CHROMATICITIES[name]]).T
+    return columns * np.linalg.solve(columns, (0.3127 / 0.3290, 1, (1 - 0.3127 - 0.3290) / 0.3290))
+
+
+def in_srgb(pixels, name):
+    """Convert to sRGB by chromaticities."""
+    v = pixels / 255
+    curve = v ** (563 / 256) if name == "Adobe RGB" else np.where(v <= 0.04045, v / 12.92, ((v + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(curve @ (np.linalg.inv(to_xyz("sRGB")) @ to_xyz(name)).T, 0, 1)
+    return 255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+
+
+def encoded(pixels, suffix="PNG", **keep):
+    """Return a picture's file."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, suffix, **keep)
+    return stream.getvalue()
+
+
+def cicp(pixels, primaries, transfer):
+    """Return a PNG file that names its color space by code."""
+    data = encoded(pixels)
+    return data[:IHDR_END] + chunk(b"cICP", bytes([primaries, transfer, 0, 1])) + data[IHDR_END:]
+
+
+R03 = (
+    b"Exif\0\0II*\0\x08\0\0\0"
+    + struct.pack("<HHHIII", 1, 0x8769, 4, 1, 26, 0)
+    + struct.pack("<HHHIIHHIII", 2, 0xA001, 3, 1, 0xFFFF, 0xA005, 4, 1, 56, 0)
+    + struct.pack("<HHHI4sI", 1, 1, 2, 4, b"R03\0", 0)
+)
+"""EXIF of a camera that is set to Adobe RGB (DCF 2.0): no color space, and the rule R03."""
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("P3", lambda pixels: cicp(pixels, 12, 13)),
+        ("BT.2020", lambda pixels: cicp(pixels, 9, 1)),
+        ("Adobe RGB", lambda pixels: encoded(pixels, "JPEG", quality=100, subsampling=0, exif=R03)),
+    ],
+)
+def test_a_color_space_that_is_named_without_a_profile_is_converted(tmp_path, name, data):
+    pixels = patches()
+    (tmp_path / "in").write_bytes(data(pixels))
+    for source in (data(pixels), tmp_path / "in"):
+        found = images.read(source)
+        middle = (slice(8, None, 16), slice(8, None, 16))
+        assert np.abs(found.pixels[middle] - in_srgb(pixels, name)[middle]).max() < 3
+        assert found.icc == images.srgb()
+    assert np.abs(in_srgb(pixels, name) - pixels).max() > 8, "the test can fail"
+
+
+@pytest.mark.parametrize("transfer", [16, 18])
+def test_hdr_pictures_are_refused_in_a_line(tmp_path, transfer):
+    (tmp_path / "a.png").write_bytes(cicp(patches(), 9, transfer))
+    with pytest.raises(UserError, match=r"a\.png: an HDR picture \(PQ or HLG\), which is not read; save it in sRGB$"):
+        images.read(tmp_path / "a.png")
+
+
+def test_srgb_that_is_named_stays_and_broken_exif_says_nothing():
+    assert np.array_equal(images.read(cicp(patches(), 1, 13)).pixels, patches())
+    broken = R03.replace(struct.pack("<HHII", 0xA005, 4, 1, 56), struct.pack("<HHII", 0xA005, 4, 1, 60_000))
+    flat = np.full((16, 16, 3), (90, 60, 40), np.uint8)
+    assert np.abs(images.read(encoded(flat, "JPEG", quality=100, exif=broken)).pixels.astype(int) - flat).max() < 4
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow has no AVIF here")
+def test_avif_names_p3_by_code():
+    data = encoded(patches(), "AVIF", quality=100, subsampling="4:4:4")
+    place = data.index(b"colrnclx") + 8
+    named = data[:place] + struct.pack(">HH", 12, 13) + data[place + 4 :]
+    plain, found = images.read(data), images.read(named)
+    assert plain.icc is None and np.abs(found.pixels - in_srgb(plain.pixels, "P3")).max() < 2
 
 
 def test_a_picture_without_a_profile_is_written_without_one():
@@ -393,6 +655,8 @@ def test_version_2_names_the_size_that_fits(memory):
         ),
         MemoryError("Unable to allocate 3.0 GiB for an array"),
         torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1.00 GB)"),
+        RuntimeError("Invalid buffer size: 12.00 GiB"),
     ],
 )
 def test_an_allocation_that_fails_is_one_line_with_a_size(tmp_path, error):
@@ -427,6 +691,16 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value):
         transformer.read(tmp_path / "bad.safetensors")
 
 
+def test_weights_beyond_16_bits_are_not_written_as_infinities(tmp_path):
+    network = TransformerNetwork(4, "resize", "raw")
+    with torch.no_grad():
+        next(network.parameters())[0] = 1e5
+    with pytest.raises(UserError, match="beyond the largest number of 16 bits; leave out --half"):
+        transformer.save(network, tmp_path / "half.safetensors", {}, half=True)
+    assert not list(tmp_path.iterdir())
+    transformer.save(network, tmp_path / "full.safetensors", {})
+
+
 def test_mps_is_chosen_by_itself_after_cuda(monkeypatch):
     from retable.platform.train.worker import best_device
 
@@ -438,6 +712,19 @@ def test_mps_is_chosen_by_itself_after_cuda(monkeypatch):
     assert best_device(apple=True) == "cuda"
     there.update(cuda=False, mps=False)
     assert best_device(apple=True) == "cpu"
+
+
+def test_every_tool_and_the_predictions_ask_for_mps(monkeypatch):
+    asked, predict = [], importlib.import_module("retable.tasks.style.predict")  # the task exports a function so named
+    for module in (stylise_tool, steady, predict):
+        monkeypatch.setattr(module, "best_device", lambda apple=False: asked.append(apple) or "cpu")
+    assert Options().where.type == "cpu"
+    network, shown = TransformerNetwork(4, "resize", "raw").eval(), np.zeros((32, 32, 3), np.uint8)
+    steady.Stylist(network)(Piece(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)))
+    monkeypatch.setattr(predict, "photograph", lambda source, name: shown)
+    monkeypatch.setattr(predict, "trained", lambda config, weights: network)
+    predict.stylised(Config(), View(content=("lake",)), {}, None)
+    assert asked == [True, True, True]
 
 
 def test_a_playlist_named_as_a_video_opens_no_other_file(tmp_path):

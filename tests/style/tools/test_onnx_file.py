@@ -1,3 +1,5 @@
+import inspect
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -5,6 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from retable.tasks.style import cli
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.transformer import TransformerNetwork, stylise
 from retable.tasks.style.tools.onnx_file import pack
@@ -47,6 +50,13 @@ def test_another_runtime_gives_the_same_picture(kind, size):
     # A picture of few pixels has channels of next to no variance, by whose root rounding errors are divided.
     torch.testing.assert_close(found, stylise(net, image), rtol=0, atol=1e-4 if min(size) > 8 else 1e-2)
     assert min(size) < 9 or found.std() > 0.02
+
+
+def test_operators_are_old_enough_by_default():
+    """Runtimes of three years ago read version 17."""
+    model = onnx.load_from_string(pack(network()))
+    assert [each.version for each in model.opset_import] == [17]
+    assert inspect.signature(cli.onnx).parameters["opset"].default == 17
 
 
 @pytest.mark.parametrize("opset", [13, 15, 17, 18])

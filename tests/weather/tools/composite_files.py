@@ -44,6 +44,21 @@ def knmi(path, raw, parameter="ACCUMULATED_PRECIPITATION_[MM]", formula="GEO=0.0
     return path
 
 
+def knmi_today(path, raw, parameter="PRECIP_[MM]", time=TIME, minutes=5):
+    """KNMI's nl_rdr_data_rtcor_5m as it is in 2026: rain beside its quality, and the earth's radius in metres."""
+    knmi(path, raw, parameter, "GEO=0.010000*PV+0.000000", minutes, time)
+    with h5py.File(path, "r+") as file:
+        place = {"geo_pixel_size_x": np.float32([1.0000035]), "geo_pixel_size_y": np.float32([-1.0000048])}
+        file["geographic"].attrs.update(place)
+        projection = "+proj=stere +lat_0=90 +lon_0=0 +lat_ts=60 +a=6378137 +b=6356752 +x_0=0 +y_0=0 +units=km"
+        file["geographic/map_projection"].attrs["projection_proj4_params"] = np.bytes_(projection)
+        limits = {"calibration_missing_data": np.int32([65534]), "calibration_out_of_image": np.int32([65535])}
+        file["image1/calibration"].attrs.update(limits)
+        file["image2/image_data"] = np.zeros(raw.shape, np.uint8)
+        file["image2"].attrs["image_geo_parameter"] = np.bytes_("QUALITY_[-]")
+    return path
+
+
 def bom(path, raw, pixel=0.5, north=True, minutes=10, time=TIME):
     with h5py.File(path, "w") as file:
         file["precipitation"] = raw

@@ -21,7 +21,7 @@ from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import describe as describe_set
 from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
-from tests.weather.tools.composite_files import TIME, bom, fmi, knmi, odim
+from tests.weather.tools.composite_files import TIME, bom, fmi, knmi, knmi_today, odim
 
 RAW = np.random.default_rng(1).integers(40, 150, (6, 8)).astype(np.uint8)
 DBZH = {"gain": 0.5, "offset": -32.0, "nodata": 255.0, "undetect": 0.0}
@@ -50,6 +50,9 @@ def between(minutes, time=TIME):
         ("GEO=5e-01*PV+-3.2e+01", 0.5, -32.0),
         ("GEO = +0.01 * PV - +1.5", 0.01, -1.5),
         ("GEO=0.01*PV", 0.01, 0.0),
+        ("GEO=.5*PV", 0.5, 0.0),
+        ("GEO=0.5*PV+(-32)", 0.5, -32.0),
+        ("GEO=(0.5)*PV-.25", 0.5, -0.25),
     ],
 )
 def test_knmis_formulas_with_any_signs(tmp_path, formula, scale, offset):
@@ -58,7 +61,7 @@ def test_knmis_formulas_with_any_signs(tmp_path, formula, scale, offset):
     assert found[0, 0] == pytest.approx(by_relation(40 * scale + offset, 200, 1.6), rel=1e-5)
 
 
-@pytest.mark.parametrize("formula", ["GEO=0.5*PV+", "GEO=0.5*PV*2", "GEO=PV^2", "GEO=0.5*PV+1+2"])
+@pytest.mark.parametrize("formula", ["GEO=0.5*PV+", "GEO=0.5*PV*2", "GEO=PV^2", "GEO=0.5*PV+1+2", "GEO=0.5*(PV+3)"])
 def test_what_is_no_line_of_knmis_is_refused(tmp_path, formula):
     with pytest.raises(UserError, match="formula is not understood"):
         describe(knmi(tmp_path / "a.h5", RAW, formula=formula))
@@ -93,6 +96,61 @@ def test_an_archive_whose_service_rounds_its_grid_anew_is_one(tmp_path):
     assert len(survey(tmp_path)[1]) == 1
 
 
+def test_todays_knmi_is_read_and_placed_as_that_of_2010(tmp_path):
+    raw = np.full((4, 6), 25, np.uint16)
+    raw[:2, :2], raw[:2, 2:4] = 65535, 65534
+    today, older = describe(knmi_today(tmp_path / "a.h5", raw)), describe(knmi(tmp_path / "b.h5", raw))
+    assert (today.quantity, today.minutes) == ("accumulation", 5)
+    np.testing.assert_allclose(today.read(), [[MISSING, MISSING, 3.0], [3.0, 3.0, 3.0]])
+    assert today.grid.corner == pytest.approx(older.grid.corner, abs=20) and "+units=km" not in today.grid.projdef
+    utrecht = published.project(today.grid.projdef, 5.12, 52.09)
+    assert utrecht == pytest.approx(published.project(older.grid.projdef, 5.12, 52.09), abs=1)
+    assert today.grid.corner[1] > utrecht[1] > today.grid.corner[1] - 765_000 and 0 < utrecht[0] < 700_000
+
+
+@pytest.mark.parametrize(
+    ("parameter", "quantity", "expected"),
+    [("ACCUMULATION_[MM]", "accumulation", 3.0), ("RAINFALL_RATE_[MM/H]", "rate", 0.25)],
+)
+def test_knmis_names_of_rain(tmp_path, parameter, quantity, expected):
+    found = describe(knmi(tmp_path / "a.h5", np.full((2, 2), 25, np.uint16), parameter))
+    assert found.quantity == quantity and found.read()[0, 0] == pytest.approx(expected)
+
+
+def test_knmis_other_maps_and_forecasts_are_no_rain(tmp_path):
+    for parameter in ("QUALITY_[-]", "ADJUSTMENT_FACTOR_[DB]"):
+        with pytest.raises(UserError, match="is no rain"):
+            describe(knmi(tmp_path / "a.h5", RAW, parameter))
+    with pytest.raises(UserError, match="accumulation of 120 minutes"):
+        describe(knmi_today(tmp_path / "b.h5", RAW.astype(np.uint16), minutes=120))
+
+
+def test_a_dry_map_of_knmis_reflectivity_is_dry(tmp_path):
+    """KNMI calls no echo, 0, missing data; only what lies out of the image was not measured."""
+    raw = np.zeros((4, 4), np.uint8)
+    raw[:2, :2], raw[2:, 2:] = 255, 110
+    path = knmi(tmp_path / "a.h5", raw, "REFLECTIVITY_[DBZ]", "GEO = 0.500000 * PV + -32.000000")
+    with h5py.File(path, "r+") as file:
+        limits = {"calibration_missing_data": np.int32([0]), "calibration_out_of_image": np.int32([255])}
+        file["image1/calibration"].attrs.update(limits)
+    np.testing.assert_allclose(
+        describe(path).read(), [[MISSING, UNDETECTED], [UNDETECTED, by_relation(23, 200, 1.6)]], rtol=1e-5
+    )
+
+
+def test_a_projection_written_in_two_ways_is_one_and_another_is_shown(tmp_path):
+    for number, make in enumerate((knmi, knmi, knmi_today, knmi)):
+        make(tmp_path / f"{number}.h5", RAW.astype(np.uint16), time=TIME + timedelta(minutes=15 * number))
+    with h5py.File(tmp_path / "3.h5", "r+") as file:
+        place = file["geographic/map_projection"].attrs
+        place["projection_proj4_params"] = np.bytes_(
+            "+proj=stere +lat_0=90 +lon_0=9 +lat_ts=60 +a=6378.137 +b=6356.752"
+        )
+    found, (line,) = survey(tmp_path)
+    assert [each.path.name for each in found] == ["0.h5", "1.h5", "2.h5"]
+    assert "3.h5" in line and "+lon_0=9 " in line and "+lon_0=0.0 " in line
+
+
 # Relations of reflectivity and rain
 
 
@@ -116,6 +174,24 @@ def test_odims_own_relation_is_heeded_at_any_level(tmp_path, place):
     found = describe(path)
     assert found.relation == (316.0, 1.5)
     np.testing.assert_allclose(found.read(), by_relation(RAW * 0.5 - 32, 316, 1.5), rtol=1e-5)
+
+
+def test_a_rate_beside_which_a_relation_stands_is_a_rate(tmp_path, capsys):
+    """OPERA's NIMBUS of 2024 says by which relation its rates were made."""
+    (tmp_path / "source").mkdir()
+    for number in range(6):
+        time = TIME + timedelta(minutes=15 * number)
+        how = {"zr_a": 200.0, "zr_b": 1.6}
+        odim(tmp_path / "source" / f"{number}.h5", np.full((HEIGHT, WIDTH), 7.0), "RATE", how=how, time=time)
+    found = describe(tmp_path / "source" / "0.h5")
+    assert found.relation is None and found.read()[0, 0] == 7
+    with pytest.raises(UserError, match=r"--zr 316,1.5 .* these composites are rate; leave it out") as caught:
+        imported(tmp_path / "source", tmp_path / "refused", zr="316,1.5")
+    assert "\n" not in str(caught.value) and not list((tmp_path / "refused").rglob("*.h5"))
+    source, said = imported(tmp_path / "source", tmp_path / "results", capsys)
+    assert source.info["relation"] is None and "reflectivity" not in said
+    with h5py.File(next((tmp_path / "results").rglob("*.train.rates.crop.h5"))) as file:
+        assert "zr_a" not in file.attrs
 
 
 # Accumulations
@@ -348,6 +424,19 @@ def test_folders_by_date_keep_their_files_apart(tmp_path):
 # Small maps
 
 
+def test_boms_older_files_name_edges_of_pixels(tmp_path):
+    """prcp-cscn of 2018 has x of -128 to 127.5 and y of 128 to -127.5 km about the radar, prcp-c10 of 2020 centres."""
+    raw = np.ones((64, 64), np.int16)
+    for half, bounds in ((0.0, False), (0.25, False), (0.25, True)):
+        path = bom(tmp_path / "a.nc", raw)
+        with h5py.File(path, "r+") as file:
+            file["x"][:] = -16 + half + 0.5 * np.arange(64)
+            file["y"][:] = 16 - half - 0.5 * np.arange(64)
+            if bounds:
+                file["x_bounds"] = np.zeros((64, 2))
+        assert describe(path).grid.corner == (-16_000, 16_000)
+
+
 def test_one_radar_of_256_km_is_split_by_time(tmp_path, capsys):
     """BOM's single radars: 512 pixels of 0.5 km, which hold one square."""
     (tmp_path / "source").mkdir()
@@ -391,7 +480,7 @@ def test_a_smaller_size_that_splits_by_place_is_said(tmp_path, capsys):
 
 def test_too_few_frames_for_four_splits_are_refused(tmp_path):
     archive(tmp_path / "source", range(0, 15 * 14, 15), shape=(72, 72))
-    with pytest.raises(UserError, match=r"14 frames .* 15") as caught:
+    with pytest.raises(UserError, match=r"1 square has radar .*14 frames .* 15") as caught:
         imported(tmp_path / "source", tmp_path / "results")
     assert "\n" not in str(caught.value)
 

@@ -14,12 +14,14 @@ import torch
 import typer
 from safetensors.torch import load
 
+from retable.platform.api import TrainedRun
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.spec.task import Source
+from retable.platform.spec.task import Source, find
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli, metrics
 from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.export import read_export, write_export
 from retable.tasks.weather.model import build
 from retable.tasks.weather.tools.forecasts import submission
 from retable.tasks.weather.tools.forecasts.exchange import opened, write_netcdf
@@ -116,7 +118,12 @@ def test_scores_and_forecasts_of_imported_data_say_that_images_are_simulated(tmp
     index_folder(place, "tiny", "imported", **about, simulated_satellite=True, simulation=VERSION)
     words = "OPERA composites of 2018-08-24 with satellite images simulated from past rain, split by place"
     warning = "The rain is real, the satellite images were simulated from the rain at their time and in the hour before"
-    name = run(storage, config(epochs=1)).fingerprint
+    chosen = config(epochs=1)
+    folder = run(storage, chosen)
+    name = folder.fingerprint
+    assert Source.of(storage, "weather/tiny").info["caution"].startswith(warning)
+    said = read_export(write_export(TrainedRun(find("weather"), folder, chosen)), "x").about
+    assert said["data_description"] == words and said["data_caution"].startswith(warning)
     capsys.readouterr()
     cli.score(name, storage.root, regions="", years="")
     first, second, third, *_ = capsys.readouterr().out.splitlines()

@@ -19,6 +19,7 @@ from retable.platform.train.loop import train
 from retable.platform.train.worker import Worker
 from retable.tasks.weather import cli
 from retable.tasks.weather.config import Config
+from retable.tasks.weather.tools.composites.composites import describe
 from retable.tasks.weather.w4c.preprocess import MISSING
 from tests.weather.tools.composite_files import bom, crr, fmi, knmi, odim
 
@@ -78,7 +79,8 @@ def write(kind, folder, time, rate, factor, minutes):
 
 
 def reading(kind, path):
-    """Read a file as its provider's manual says, without the package: mm/h on 2 km, NaN where nothing was measured."""
+    """Read a file as its provider's manual says, without the package: mm/h on 2 km, NaN where something is missing."""
+    minutes = 5
     if kind == "fmi":
         data = gzip.decompress(path.read_bytes())
         width, height = map(int, re.search(rb"\n(\d+) (\d+)\n255\n", data).groups())
@@ -87,16 +89,19 @@ def reading(kind, path):
         keys = {"opera": "dataset1/data1/data", "knmi": "image1/image_data", "bom": "precipitation"}
         with h5py.File(path) as file:
             raw = file[keys.get(kind, "crr_intensity")][:]
+            if kind == "bom":
+                minutes = float(file["valid_time"][()] - file["start_time"][()]) / 60
     rate = {
         "opera": lambda: (10 ** ((raw * 0.5 - 32) / 10) / 200) ** 0.625 * (raw > 0),
         "fmi": lambda: (10 ** ((raw * 0.5 - 32) / 10) / 223) ** (1 / 1.53) * (raw > 0),
-        "knmi": lambda: raw * 0.01 * 12,  # mm in five minutes
-        "bom": lambda: raw * 0.05 * 10,  # mm in six minutes
+        "knmi": lambda: raw * 0.01 * 60 / minutes,
+        "bom": lambda: raw * 0.05 * 60 / minutes,
         "crr": lambda: raw * 0.1,
     }[kind]()
     rate = np.where(raw == {"opera": 255, "fmi": 255, "knmi": 65535, "bom": -32768, "crr": 65535}[kind], np.nan, rate)
     factor = KINDS[kind][1]
-    return rate.reshape(HEIGHT, factor, WIDTH, factor).mean((1, 3))
+    height, width = (side // factor for side in raw.shape)
+    return rate[: height * factor, : width * factor].reshape(height, factor, width, factor).mean((1, 3))
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +167,32 @@ def trained(source):
     return folder.fingerprint
 
 
-REAL = {"real opera": ("opera_20180824", 36), "real crr": ("nwcsaf_crr_20180601", 24)}
-"""Folders of real files, and the size of their regions; KNMI's, BOM's and FMI's are written to their formats here."""
+REAL = {
+    "real opera": ("opera_*", 36, QUARTERS, 0),
+    "real crr": ("nwcsaf_*", 24, QUARTERS, 0),
+    "real knmi": ("knmi*", SIZE, 3 * QUARTERS, 0),
+    "real fmi": ("fmi*", SIZE, 3 * QUARTERS, 0),
+    "real bom": ("bom*", SIZE, 72, 5),
+    "real rmi": ("rmi*", SIZE, 3 * QUARTERS, 0),
+}
+"""Folders of real files below `data/weather`, the size of regions, how many files are read, and the tolerance."""
+
+
+def real(shared, kind):
+    """Return the first real files of a kind; without them the test is skipped."""
+    folders = sorted((shared / "data/weather").glob(REAL[kind][0]))
+    if not folders:
+        pytest.skip(f"no {REAL[kind][0]} in {shared}/data/weather")
+    return sorted(path for path in folders[0].rglob("*") if path.is_file())[: REAL[kind][2]]
+
+
+@pytest.mark.parametrize("kind", ["knmi", "fmi", "bom"])
+def test_real_files_are_read_as_their_providers_say(shared, kind):
+    for path in real(shared, f"real {kind}")[::16]:
+        found, expected = describe(path).read(), reading(kind, path)
+        seen = np.isfinite(expected)
+        assert seen.mean() > 0.1 and (expected[seen] > 0.2).sum() > 50
+        np.testing.assert_allclose(np.clip(found[seen], 0, None), np.minimum(expected[seen], 128), rtol=1e-4, atol=2e-3)
 
 
 @pytest.mark.slow
@@ -172,12 +201,12 @@ def test_forecasts_of_every_source_are_placed_on_the_earth(root, kind, tmp_path,
     """Import, train, score, export, open with xarray: each pixel lies where the provider's own grid has it."""
     xarray = pytest.importorskip("xarray")
     if kind in REAL:
-        folder, size = REAL[kind]
-        files = sorted((request.getfixturevalue("shared") / "data/weather" / folder).iterdir())[:QUARTERS]
+        _, size, _, tolerance = REAL[kind]
         (tmp_path / "files").mkdir()
-        for path in files:
+        for path in real(request.getfixturevalue("shared"), kind):
             (tmp_path / "files" / path.name).symlink_to(path)
-        cli.import_(tmp_path / "files", str(tmp_path / "results"), "real", size, 4, INPUTS, FORECAST)
+        where = tmp_path / "files", str(tmp_path / "results")
+        cli.import_(*where, "real", size, 4, INPUTS, FORECAST, tolerance=tolerance)
         source = Source.of(Storage.open(tmp_path / "results"), "weather/real")
     else:
         source = imported(root, kind)
@@ -198,10 +227,11 @@ def test_forecasts_of_every_source_are_placed_on_the_earth(root, kind, tmp_path,
         np.testing.assert_allclose(data["latitude"], place[1], atol=1e-6)
         assert pyproj.CRS.from_cf(data["projection"].attrs).is_projected
         assert ((rain >= 0) & (rain <= 1)).all() and "simulated" in data.attrs["comment"]
-        figure = rain[0, 0].plot(x="longitude", y="latitude").figure
-    figure.savefig(tmp_path / "map.png")
-    pyplot.close(figure)
-    assert (tmp_path / "map.png").stat().st_size > 5000
+        drawn = rain[0, 0].plot(x="longitude", y="latitude")
+        np.testing.assert_allclose(np.ravel(drawn.get_array()), np.ravel(rain[0, 0]))
+        (left, right), (south, north) = drawn.axes.get_xlim(), drawn.axes.get_ylim()
+        assert left <= place[0].min() < place[0].max() <= right and south <= place[1].min() < place[1].max() <= north
+        pyplot.close(drawn.figure)
 
 
 @pytest.mark.slow

@@ -92,6 +92,13 @@ def test_pixels_are_means_of_those_whose_centres_they_hold():
     assert held.reshape(found.shape)[4:-4, 4:-4].min() >= 2, "no holes inside"
 
 
+def test_hail_is_cut_off_before_the_mean_is_taken():
+    rate = rates()
+    rate[10:30:2] = 500
+    grid = EqualAngles(rate.shape, NORTH, WEST, STEP, STEP)
+    np.testing.assert_allclose(flatten(rate, grid), by_loop(np.minimum(rate, 128))[1], rtol=1e-6)
+
+
 def test_the_plane_of_the_united_states_holds_all_of_the_grid_and_keeps_areas():
     grid = EqualAngles((3500, 7000), 54.995, 230.005, STEP, STEP)
     flat = plane(grid)

@@ -167,6 +167,12 @@ def test_targets_are_cut_from_the_middle_of_their_square(imported):
     assert min(seen.values()) > 100
 
 
+@pytest.mark.parametrize(("pixel", "remark"), [(2000.007, False), (1999.35, False), (2100.0, True), (3000.0, True)])
+def test_only_pixels_of_another_width_are_remarked_on(pixel, remark):
+    composite = SimpleNamespace(grid=Grid((99, 99), pixel, "", None))
+    assert ("note" in importer._grid(composite, Place("knmi_000", 0, 0, 1.0, 1.0), 12)) == remark
+
+
 def test_images_show_the_whole_square_and_say_they_are_simulated(imported):
     cirrus = set()
     for (kind, region), file in imported.files.items():
@@ -186,6 +192,7 @@ def test_images_show_the_whole_square_and_say_they_are_simulated(imported):
             assert file.sources[row].decode() == f"composite_{7 - frame:02d}.hdf"
         cirrus.add(file.attributes["cirrus_seed"])
         assert file.attributes["simulated"] and "not observed" in file.attributes["simulated_by"]
+        assert file.attributes["generator_version"] == layout.VERSION
     assert len(cirrus) == 7  # every place has its own
 
 

@@ -80,10 +80,11 @@ def test_knmi(pysteps, tmp_path, minutes):
 
 def test_knmis_reflectivity(pysteps, tmp_path):
     raw = random.integers(0, 160, (40, 50)).astype(np.uint8)
-    raw[:3, :4] = 255
+    raw[:3, :4], raw[3:6] = 255, 0
     path = knmi(tmp_path / "a.h5", raw, "REFLECTIVITY_[DBZ]", "GEO = 0.500000 * PV + -32.000000", time=TIME)
     with h5py.File(path, "r+") as file:
-        file["image1/calibration"].attrs["calibration_out_of_image"] = np.int32([255])
+        limits = {"calibration_missing_data": np.int32([0]), "calibration_out_of_image": np.int32([255])}
+        file["image1/calibration"].attrs.update(limits)
     _, said = compared(path, pysteps.import_knmi_hdf5(str(path), qty="DBZH", accutime=5, pixelsize=1.0))
     assert said["unit"] == "dBZ"
 
@@ -114,6 +115,6 @@ def test_mrms(pysteps, tmp_path):
     values, said = theirs(pysteps.import_mrms_grib(str(path), window_size=1))
     assert said["unit"] == "mm/h"
     (tmp_path / "a.grib2.gz").write_bytes(gzip.compress(path.read_bytes()))
-    expected = np.minimum(flatten(np.nan_to_num(values, nan=-1), message(path).grid), 128)
+    expected = flatten(np.minimum(np.nan_to_num(values, nan=-1), 128), message(path).grid)
     for name in ("a.grib2", "a.grib2.gz"):
         np.testing.assert_allclose(describe(tmp_path / name).read(), expected, rtol=1e-5)

@@ -13,6 +13,7 @@ model was trained on keep its own vector in, by half: it knows of traits and ord
 
 from __future__ import annotations
 
+import hashlib
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -126,7 +127,7 @@ class Anchors:
     sounds: Float32[np.ndarray, "anchors dimension"]
     """Unit vectors of the joint space."""
     own: frozenset[str]
-    """The words that the model was trained on."""
+    """The words that count as trained on: see `search.anchors.trained_words`."""
 
     def blend(self, captions: Sequence[str], vectors: Vectors) -> Vectors:
         """Return the unit vectors that captions are searched as.
@@ -157,10 +158,23 @@ class Anchors:
         words = [w for w in words if w not in places or weights[places[w]] >= COMMON]
         return sum(word in self.own for word in words) / len(words) if words else 1.0
 
+    @cached_property
+    def digest(self) -> str:
+        """Return the SHA-256 of all of it."""
+        state = hashlib.sha256()
+        for name, array in sorted(self.tensors().items()):
+            state.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
+        return state.hexdigest()
+
     def tensors(self) -> dict[str, np.ndarray]:
         """Return them as an exported file holds them."""
         own = np.frombuffer("\n".join(sorted(self.own)).encode(), np.uint8)
         return {f"{PREFIX}words": self.words, f"{PREFIX}sounds": self.sounds, f"{PREFIX}own": own}
+
+
+def digest_of(anchors: Anchors | None) -> str:
+    """Return the digest of anchors; "" where there are none."""
+    return anchors.digest if anchors else ""
 
 
 def anchors_of(tensors: Mapping[str, np.ndarray]) -> Anchors | None:

@@ -2,27 +2,30 @@
 
 An anchor is a class of the captions' lexicon. Among words it is the mean static vector of all its sentences. Among
 sounds it is what the model makes of these sentences; of classes with labelled recordings it is the mean of each
-recording's segment that lies nearest to that. `python -m retable.tasks.audio.tools.search.anchors FILE FOLDER` fits an
-exported file to a folder in ESC's layout, without its fold 5, and writes the anchors into the file.
+recording's segment that lies nearest to that. `retable audio anchors FILE FOLDER` fits an exported file to a folder in
+ESC's layout, without its fold 5, and writes the anchors into the file.
 """
 
 from __future__ import annotations
 
-import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32
 
+from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.export import with_anchors
-from retable.tasks.audio.tools.compose import clips
+from retable.platform.store.weights import read_bytes
+from retable.tasks.audio.collect.recordings import read_recordings
+from retable.tasks.audio.export import Exported, read_export, with_anchors
+from retable.tasks.audio.prepare.prepare import folder as data_folder
+from retable.tasks.audio.tools.compose import CLASSES, clips, listed
 from retable.tasks.audio.tools.embed.embedder import Embedder, embed_file
 from retable.tasks.audio.tools.embed.lexicon import WORD, Anchors, table
 from retable.tasks.audio.tools.search.classes import FOLD
-from retable.tasks.audio.tools.search.opening import open_embedder
 from retable.tasks.audio.world.captions import LEXICON, Words, is_plural, third_person
 
 Vectors = Float32[np.ndarray, "rows dimension"]
@@ -33,12 +36,70 @@ def sentences(words: Words) -> list[str]:
     return [f"{s} {v if is_plural(s) else third_person(v)}" for s in words.subjects for v in words.verbs]
 
 
-def fit(embedder: Embedder, heard: Mapping[str, Sequence[Vectors]]) -> Anchors:
+GENERATOR = frozenset(
+    word for entry in LEXICON.values() for sentence in sentences(entry) for word in WORD.findall(sentence)
+)
+"""Words of generated captions."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What anchors were fitted to."""
+
+    heard: Mapping[str, int]
+    """Class -> recordings that were used."""
+    passed: Mapping[str, int]
+    """Category of the folder that is no known class -> recordings, which were not used."""
+    words: int
+    """Words that count as trained on."""
+
+
+def fit_file(file: Path, folder: Path, data: Sequence[str], storage: Storage) -> Fitted:
+    """Fit anchors to labelled recordings, and write them into an exported file in place of those that it has.
+
+    Args:
+        file: of `retable audio export`.
+        folder: in ESC's layout.
+        data: the data sets that the model was trained on, whose words it knows; none: generated ones.
+        storage: where these lie.
+
+    Raises:
+        UserError: where the file, the folder or a data set is missing or another.
+    """
+    before = read_bytes(file)
+    found = read_export(before, str(file))
+    if not isinstance(found, Exported):
+        raise UserError(f"{file}: LAION-CLAP takes no anchors; name a file of `retable audio export`")
+    own = trained_words(data, storage) if data else GENERATOR
+    model = found.embedder()
+    heard = hear(model, folder)
+    Storage.open(file.absolute().parent).write(file.name, with_anchors(before, fit(model, heard, own)))
+    passed = Counter(row["category"] for row in listed(folder)[1] if row["category"] not in CLASSES)
+    return Fitted({name: len(each) for name, each in heard.items()}, passed, len(own))
+
+
+def trained_words(data: Sequence[str], storage: Storage) -> frozenset[str]:
+    """Return the words of the training captions of data sets, rewritten ones included.
+
+    Raises:
+        UserError: where there is no such data set.
+    """
+    trained = [
+        each for name in data for each in read_recordings(data_folder(storage, name)) if each.split == "training"
+    ]
+    texts = (
+        text for each in trained for text in (*each.captions, *(form for forms in each.rewrites for form in forms))
+    )
+    return frozenset(word for text in texts for word in WORD.findall(text.lower()))
+
+
+def fit(embedder: Embedder, heard: Mapping[str, Sequence[Vectors]], own: Collection[str]) -> Anchors:
     """Return the anchors of a model.
 
     Args:
         embedder: the model; anchors that it has already are not used.
         heard: class -> the segments' vectors of each of its recordings.
+        own: the words that the model was trained on.
     """
     embedder = replace(embedder, anchors=None)
     words, sounds = [], []
@@ -48,7 +109,6 @@ def fit(embedder: Embedder, heard: Mapping[str, Sequence[Vectors]]) -> Anchors:
         meant = _mean(embedder.words(said))
         nearest = [segments[(segments @ meant).argmax()] for segments in heard.get(name, ())]
         sounds.append(_mean(nearest) if nearest else meant)
-    own = {word for entry in LEXICON.values() for said in sentences(entry) for word in WORD.findall(said)}
     return Anchors(np.stack(words), np.stack(sounds), frozenset(own))
 
 
@@ -65,11 +125,3 @@ def _mean(vectors: Sequence[np.ndarray] | np.ndarray) -> Float32[np.ndarray, " d
     mean = np.mean(np.asarray(vectors, np.float64), axis=0)
     unit: Float32[np.ndarray, " dimension"] = (mean / max(float(np.linalg.norm(mean)), 1e-12)).astype(np.float32)
     return unit
-
-
-if __name__ == "__main__":
-    file, folder = map(Path, sys.argv[1:3])
-    model = open_embedder(str(file), Storage.open("."))
-    Storage.open(file.absolute().parent).write(
-        file.name, with_anchors(file.read_bytes(), fit(model, hear(model, folder)))
-    )

@@ -20,7 +20,7 @@ from retable.platform.store.run import RunFolder, weights_path
 from retable.platform.store.storage import Storage
 from retable.platform.store.weights import keep, read_bytes
 from retable.tasks.audio.config import SPLITS, Config, MeanMel, trained_on
-from retable.tasks.audio.export import Exported, read_export
+from retable.tasks.audio.export import Exported, read_export, without_anchors
 
 EPOCHS = 5
 """Of fine-tuning, in the paper."""
@@ -71,7 +71,8 @@ def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Map
 def _continued(start: str, storage: Storage) -> Config:
     """Return a trained model's config, starting from its weights.
 
-    They are taken as they are, by their digest: as its parent a run would be trained again where its data have changed.
+    They are taken by their digest: as its parent a run would be trained again where its data have changed. A file's
+    anchors are left out: fine-tuning moves the vectors that they were fitted to.
 
     Raises:
         UserError: where there is no such model, or a run is not finished.
@@ -82,7 +83,7 @@ def _continued(start: str, storage: Storage) -> Config:
         found = read_export(data, start)
         if not isinstance(found, Exported):
             raise UserError(f"{start}: LAION-CLAP is searched with, not trained; name a run, or a file of one")
-        config = replace(found.config, data=str(found.about.get("data", "")))
+        config, data = replace(found.config, data=str(found.about.get("data", ""))), without_anchors(data)
     elif not re.fullmatch("[0-9a-f]+|latest", start):
         raise UserError(f"--from {start}: no such file, no run, and none of the zoo's: {', '.join(zoo.zoo('audio'))}")
     else:

@@ -16,8 +16,11 @@ from retable.platform.store.storage import Storage
 from retable.tasks.audio.tools.search.null import verdict
 from retable.tasks.audio.tools.search.search import Hit, Index
 
-UCS = re.compile(r"(?P<category>[A-Z]{2,}[A-Za-z]*)(?:-[^_]*)?_(?P<name>[^_]+)_[^_]+_[^_]+")
-"""A file name of the Universal Category System without its suffix: category, name, creator, source."""
+UCS = re.compile(r"(?P<category>[A-Z]{2,}[a-z][A-Za-z]*)(?:-[^_]*)?_(?P<name>[^_]+)_[^_]+_[^_]+")
+"""A file name of the Universal Category System without its suffix: category, name, creator, source.
+
+A category is capitals and a capitalised word, as in DOORWood; those of cameras (IMG, VID) are capitals alone.
+"""
 SHOWN, COLUMNS = 10.0, 100
 """Seconds of a recording that a page draws around a hit, at most, and columns of the drawing."""
 
@@ -45,7 +48,7 @@ def told(index: Index, hits: Sequence[Hit], p: float | None, words: bool = True)
         index: which was searched.
         hits: best first.
         p: of `search.p_value`.
-        words: whether the query was words alone; what sounds like a recording is not judged.
+        words: whether the query was one text alone; what sounds like a recording, or avoids words, is not judged.
     """
     if not (words and hits):
         return ""

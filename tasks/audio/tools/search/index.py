@@ -45,6 +45,7 @@ from retable.platform.execute.streams import map_over
 from retable.platform.store.storage import Storage
 from retable.platform.train.worker import threads
 from retable.tasks.audio.tools.embed.embedder import Embedder, Heard, embed_each, embed_file
+from retable.tasks.audio.tools.embed.lexicon import digest_of
 from retable.tasks.audio.tools.embed.words import Words
 from retable.tasks.audio.tools.search import nearest, null, places
 from retable.tasks.audio.tools.search.opening import open_embedder
@@ -90,8 +91,8 @@ QUERIES = tuple(sound + place for sound in SOUNDS for place in PLACES)
 """Captions that an index's recall is measured with: words lie elsewhere than the sounds that it holds."""
 
 Encode = Callable[[Sequence[str]], Float32[np.ndarray, "captions dimension"]]
-Share = tuple[bytes, list[str], list[str]]
-"""A shard of files that were heard, what is wrong with those that were not, and what is odd about those that were."""
+Share = tuple[bytes, dict[str, str], list[str]]
+"""A shard of files that were heard; why others were not, a line by their content; and what is odd about those heard."""
 Remote = Callable[[Sequence[Sequence[File]], float], Iterator[Share]]
 """Embeds shares of files by segments so far apart; see `embed_files` for what comes of each."""
 
@@ -159,8 +160,10 @@ def update(
             Storage.open(out).write_json(INFO, before)
         new = {file.content: file for file in reversed(current) if file.content not in held}  # the first of equal ones
         unheard, remarks = _hear(out, embedder, folder, list(new.values())[::-1], before["hop"], remote, show)
-        failures += unread + unheard
         heard = _held(out, embedder.dimension)
+        first = {content: str(folder / file.path) for content, file in new.items()}
+        copies = [(folder / file.path, file.content) for file in current if file.content in unheard]
+        failures += unread + [f"{path}{unheard[each].removeprefix(first[each])}" for path, each in copies]
         files = [file for file in current if file.content in heard]
         if not files:
             many = len(current) + len(unread)
@@ -179,15 +182,16 @@ def _hear(
     hop: float,
     remote: Remote | None,
     show: Show,
-) -> tuple[list[str], list[str]]:
-    """Write shards of files, a share at a time; return what is wrong with those not heard, and odd about the others."""
+) -> tuple[dict[str, str], list[str]]:
+    """Write shards of files, a share at a time; return why some were not heard, and what is odd about the others."""
     shares = [pending[start : start + SHARE] for start in range(0, len(pending), SHARE)]
     made = remote(shares, hop) if remote else _over_threads(embedder, folder, shares, hop)
-    failures, remarks = [], []
+    failures: dict[str, str] = {}
+    remarks: list[str] = []
     for done, (shard, failed, odd) in enumerate(made, 1):
         if shard:
             Storage.open(out).write(_next(out, "embeddings", "arrow"), shard)
-        failures += failed
+        failures |= failed
         remarks += odd
         show(min(done * SHARE, len(pending)), len(pending))
     return failures, remarks
@@ -319,12 +323,12 @@ def _is_elsewhere(file: File) -> bool:
 
 
 def embed_files(embedder: Embedder, folder: Path, files: Sequence[File], hop: float | None = None) -> Share:
-    """Return a shard (see `schema`) as bytes, what is wrong with files not in it, and what is odd about the others."""
-    heard, failures, remarks = [], [], []
+    """Return a shard (see `schema`) as bytes, why files are not in it, and what is odd about the others."""
+    heard, failures, remarks = [], dict[str, str](), []
     paths = [folder / file.path for file in files]
     for file, path, made in zip(files, paths, embed_each(embedder, paths, hop), strict=True):
         if isinstance(made, UserError):
-            failures.append(str(made))
+            failures[file.content] = str(made)
             continue
         heard.append((file, made))
         remarks += [f"{path}: {line}" for line in made.remarks]
@@ -512,17 +516,22 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
     whole = there is not None and (
         not there if kind == "flat" else bool(there) and _is_whole(out / there["name"], there)
     )
-    if whole and shards == before["shards"] and before["kind"] == kind and "best" in before.get("null", {}):
+    whole = whole and shards == before["shards"] and before["kind"] == kind
+    past, anchors = before.get("null", {}), digest_of(embedder.anchors)
+    if whole and "best" in past and past.get("anchors", "") == anchors:
         return {"added": []}
     words = _words(embedder, refit_of(out, before))
     index, file, effort, recall = None, {}, 0, 1.0
-    if kind != "flat":
+    if whole:
+        file, effort, recall = before["faiss"], before["effort"], before["recall"]
+        index = nearest.read(out / file["name"], file["bytes"], rows, embedder.dimension) if file else None
+    elif kind != "flat":
         index = nearest.build(kind, vectors, embedder.dimension)
         effort, recall = nearest.tune(index, vectors, words(QUERIES))
         name = _next(out, "index", "faiss")
         file = {"name": name, "bytes": nearest.write(index, out / name)}
     found = {"kind": kind, "effort": effort, "recall": recall, "segments": rows}
-    found |= {"null": _null(words, partial(nearest.nearest, index, vectors, effort=effort))}
+    found |= {"null": _null(words, anchors, partial(nearest.nearest, index, vectors, effort=effort))}
     return {**found, "shards": shards, "faiss": file, "added": []}
 
 
@@ -559,7 +568,7 @@ def set_refit(index: Index, embedder: Embedder | Words, refit: Refit | None) -> 
             info.pop("refit", None)
         vectors = index.vectors[: index.built]
         search = partial(nearest.nearest, index.faiss, vectors, effort=info["effort"])
-        info["null"] = _null(_words(embedder, refit), search)
+        info["null"] = _null(_words(embedder, refit), digest_of(embedder.anchors), search)
         Storage.open(out).write_json(INFO, info)
         _sweep(out, info)
 
@@ -577,10 +586,11 @@ def undo_refit(out: Path, embedder: Embedder | Words) -> None:
     set_refit(open_index(out), embedder, None)
 
 
-def _null(words: Encode, search: null.Search) -> dict[str, list[float]]:
-    """Measure what words at random find; return what `index.json` says of it."""
+def _null(words: Encode, anchors: str, search: null.Search) -> dict[str, Any]:
+    """Measure what words at random find; return what `index.json` says of it, with the digest of their anchors."""
     measured = null.measure(words(null.salads(null.SALADS)), search)
-    return {"best": [round(score, 6) for score in measured.scores.tolist()]}
+    said: dict[str, Any] = {"best": [round(score, 6) for score in measured.scores.tolist()]}
+    return said | {"anchors": anchors} if anchors else said
 
 
 def _sweep(out: Path, info: dict[str, Any]) -> None:

@@ -51,6 +51,8 @@ class Null:
 
     scores: Float[np.ndarray, " salads"]
     """Cosines of their best hits."""
+    anchors: str = ""
+    """Digest of the anchors that the salads went through; "" where the model had none."""
 
     def p_value(self, score: float) -> float:
         """Return the share of salads whose best hit has at least a query's cosine."""

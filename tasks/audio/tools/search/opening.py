@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from retable.platform import api
@@ -16,7 +17,13 @@ from retable.tasks.audio.tools.adopt.pairs import read_pair
 from retable.tasks.audio.tools.embed.embedder import Embedder
 
 
-def open_embedder(name: str, storage: Storage, device: str = "", words_alone: bool = False) -> Embedder:
+def open_embedder(
+    name: str,
+    storage: Storage,
+    device: str = "",
+    words_alone: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Embedder:
     """Open an exported file, a model of the zoo, or a run (its first digits, `latest`) with its last weights.
 
     Args:
@@ -24,6 +31,7 @@ def open_embedder(name: str, storage: Storage, device: str = "", words_alone: bo
         storage: where runs lie.
         device: cpu, cuda, ...; none: a GPU where there is one.
         words_alone: leave out what embeds sounds, which takes seconds to build.
+        say: takes a line on how a checkpoint of others is read; see `read_pair`.
 
     Raises:
         UserError: where there is none, the file is another's, or there is no such device.
@@ -33,7 +41,7 @@ def open_embedder(name: str, storage: Storage, device: str = "", words_alone: bo
     if file is not None:
         data, path = read_bytes(file), str(file.absolute())
         theirs = file.suffix != ".safetensors" and metadata(data) is None
-        found = read_pair(data, path) if theirs else read_export(data, path)
+        found = read_pair(data, path, say=say) if theirs else read_export(data, path)
         return found.embedder(device, words_alone)
     if not re.fullmatch("[0-9a-f]+|latest", name):
         raise UserError(f"--model {name}: no such file, no run, and none of the zoo's: {', '.join(shipped)}")

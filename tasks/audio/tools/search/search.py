@@ -27,6 +27,7 @@ from jaxtyping import Float32
 from retable.platform.errors import UserError
 from retable.platform.models import zoo
 from retable.platform.store.storage import Storage
+from retable.tasks.audio.tools.embed.lexicon import digest_of
 from retable.tasks.audio.tools.embed.words import Words, read_words
 from retable.tasks.audio.tools.search import nearest, places
 from retable.tasks.audio.tools.search.null import Null
@@ -175,7 +176,7 @@ def read_places(out: Path, info: dict[str, Any]) -> list[places.File]:
 def read_null(info: dict[str, Any]) -> Null | None:
     """Return what words at random find in an index; None where it was made before there was that."""
     said = info.get("null", {})
-    return Null(np.array(said["best"])) if "best" in said else None
+    return Null(np.array(said["best"]), said.get("anchors", "")) if "best" in said else None
 
 
 def refit_of(out: Path, info: dict[str, Any]) -> Refit | None:
@@ -403,13 +404,14 @@ def search(
         wanted = min(rows, 4 * wanted)
 
 
-def p_value(index: Index, hits: Sequence[Hit]) -> float | None:
+def p_value(index: Index, hits: Sequence[Hit], embedder: Embedder | Words) -> float | None:
     """Return how often words at random find as much as the best hit of a query in words; see `null.py`.
 
     The null is that of the index as it was built, whatever was added since or is left out as a hit. None where nothing
-    was found, and where the index was made before there was a null: `retable audio index` brings it up to date.
+    was found, and where the index has no null, or one of other anchors: `retable audio index` brings it up to date.
     """
-    return index.null.p_value(hits[0].score) if index.null and hits else None
+    fits = index.null is not None and index.null.anchors == digest_of(embedder.anchors)
+    return index.null.p_value(hits[0].score) if index.null and fits and hits else None
 
 
 def _found(

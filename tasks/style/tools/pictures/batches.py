@@ -21,7 +21,7 @@ from retable.tasks.style.files import images
 from retable.tasks.style.files.images import FORMATS, Picture, Pixels
 from retable.tasks.style.networks.transformer import chosen
 from retable.tasks.style.tools.pictures import regions
-from retable.tasks.style.tools.pictures.memory import is_shortage
+from retable.tasks.style.tools.pictures.memory import is_shortage, shortage_told
 from retable.tasks.style.tools.pictures.stylise import (
     MaskedStyle,
     NetworkStyle,
@@ -34,7 +34,7 @@ from retable.tasks.style.tools.pictures.stylise import (
     run_network,
 )
 
-SUFFIXES = {*FORMATS, ".jfif", ".gif", ".bmp", ".avif", ".heic", ".heif", ".jp2", ".ppm", ".pgm", ".tga"}
+SUFFIXES = images.SUFFIXES
 """What counts as a picture in a folder; a file that is named is tried whatever its name."""
 SMALLER = 0.7
 """Of a picture's size that memory did not hold: about half of its pixels."""
@@ -308,5 +308,6 @@ def compare(run: str, photograph: Path, epochs: Sequence[int], options: Options,
         whole, paintings = run_network(found, epoch), found.config.style
         for painting in paintings if whole.architecture.styles > 1 else ("",):
             style = NetworkStyle(chosen(whole, paintings, painting, run).to(options.where), options)
-            shown.append((f"epoch {epoch} {painting}".strip(), style([pixels], nothing)[0].pixels))
+            with shortage_told(str(photograph)):
+                shown.append((f"epoch {epoch} {painting}".strip(), style([pixels], nothing)[0].pixels))
     return sheet(shown)

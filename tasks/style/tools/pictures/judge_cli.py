@@ -12,11 +12,13 @@ from rich.table import Table
 from retable.platform.console import Where, console, counted, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.style.apply.judge import burnt, judge_network, lattice
+from retable.tasks.style.apply.judge import LEAST, burnt, judge_network, lattice
 from retable.tasks.style.config import Squeezenet
 from retable.tasks.style.files import assets, images
+from retable.tasks.style.files.images import Pixels
 from retable.tasks.style.networks.backbones import BackboneNetwork, build
 from retable.tasks.style.networks.weights import import_weights
+from retable.tasks.style.tools.pictures.memory import shortage_told
 
 COLUMNS = {
     "lattice": ".0f",
@@ -62,21 +64,36 @@ def judge(
     from retable.tasks.style.tools.pictures.stylise import find_network
 
     where = Storage.open(storage)
-    shown = [images.fit(images.read(path).pixels, size) for path in photograph or assets.photographs().values()]
+    shown = [judged_picture(path, size) for path in photograph or assets.photographs().values()]
+    pictures = {name: judged_picture(Path(name)) for name in judged if is_picture(name)}
     table = Table("", *(name.replace("_", " ") for name in COLUMNS))
     network = None
     with progress_bar("judging") as show:
         for name in counted(judged, show, len(judged)):
-            if is_picture(name):
-                pixels = images.read(Path(name)).pixels
+            if name in pictures:
+                pixels = pictures[name]
                 table.add_row(name, f"{lattice(pixels):.0f}", f"{burnt(pixels):.2%}")
             else:
                 network = network or backbone(weights, where)
                 works = [images.read(find_work(painting or name)).pixels]
-                found = asdict(judge_network(find_network(name, where), shown, works, network))
+                with shortage_told(name):
+                    found = asdict(judge_network(find_network(name, where), shown, works, network))
                 table.add_row(name, *(format(found[key], how) for key, how in COLUMNS.items()))
     console.print(table)
     console.print(f"judge: SqueezeNet 1.0, weights {weights}; {len(shown)} photographs, longer side {size} pixels")
+
+
+def judged_picture(path: Path, size: int = 0) -> Pixels:
+    """Read a picture, with `size` pixels of its longer side (0: its own).
+
+    Raises:
+        UserError: where it cannot be read, or has fewer pixels than a lattice shows in.
+    """
+    pixels = images.fit(images.read(path).pixels, size)
+    height, width = pixels.shape[:2]
+    if min(height, width) < LEAST:
+        raise UserError(f"{path}: {width} x {height} pixels are too few to judge; {LEAST} each way are needed")
+    return pixels
 
 
 def is_picture(name: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import psutil
@@ -18,6 +19,8 @@ PROBE = 64
 HELD, KERNELS = 3.0, 9.0
 """Memory of an evaluation over that of all features (gradients, what convolutions work in), and of transformed kernels
 over the weights: measured, within a quarter."""
+SHORTAGE = ("can't allocate memory", "MPS backend out of memory", "Invalid buffer size")
+"""What PyTorch's plain errors of allocations say: on CPUs, and on MPS."""
 STEP = 8
 """Sizes are tried in multiples of so many pixels."""
 
@@ -78,6 +81,21 @@ def values_of(network: BackboneNetwork, layers: frozenset[str]) -> tuple[float, 
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Return whether an error is an allocation that failed: PyTorch raises a plain RuntimeError on CPUs."""
+    """Return whether an error is an allocation that failed: on CPUs and on MPS PyTorch raises a plain RuntimeError."""
     short = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return short or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    return short or (isinstance(error, RuntimeError) and any(words in str(error) for words in SHORTAGE))
+
+
+@contextmanager
+def shortage_told(what: str) -> Iterator[None]:
+    """Raise an allocation that failed in the block as one line that begins with `what`.
+
+    Raises:
+        UserError: in place of that error; others are raised as they are.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+        raise UserError(f"{what}: more memory is needed than there is; choose a smaller --size") from error

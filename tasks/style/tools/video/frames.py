@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -28,6 +28,7 @@ import cv2
 import numpy as np
 from av.audio.stream import AudioStream
 from av.container import InputContainer, OutputContainer
+from av.format import Flags
 from av.stream import Disposition
 from av.video.reformatter import ColorRange, Interpolation
 from av.video.stream import VideoStream
@@ -35,7 +36,8 @@ from jaxtyping import UInt8
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
-from retable.tasks.style.tools.video.hdr import Wide, find, to_bt709
+from retable.tasks.style.files.hdr import Wide, find, to_bt709
+from retable.tasks.style.files.videos import BT709, MATRICES, OPENING, is_sideways, matrix_of, turn_of, upright
 
 Reader = Literal["pyav", "opencv"]
 
@@ -43,27 +45,21 @@ CODECS = {".mp4": "libx264", ".mov": "libx264", ".mkv": "libx264", ".webm": "lib
 """Suffix of the file that is written -> its encoder."""
 FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 """Suffix -> FFmpeg's name of the container."""
-LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1", 8: "7.1"}
+LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 """Number of channels -> how they usually lie."""
 OPTIONS = {
     # Without B frames decoding and display order agree, so that every container keeps uneven timestamps exactly.
     "libx264": {"bf": "0"},
     "libvpx-vp9": {"row-mt": "1", "cpu-used": "4", "deadline": "good"},
 }
-OPENING = {
-    "protocol_whitelist": "file",
-    "format_whitelist": (
-        "amv,apng,asf,avi,dv,flv,gif,h264,hevc,av1,ivf,m4v,matroska,webm,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,"
-        "ogg,rm,webp,yuv4mpegpipe"
-    ),
-}
-"""A container may name other files and addresses, and a playlist does: none but the file itself is opened."""
-MATRICES = {1: 1, 4: 4, 5: 5, 6: 5, 7: 7, 9: 9}
-"""FFmpeg's AVCOL_SPC_* -> swscale's SWS_CS_*: BT.709, FCC, BT.601 (PAL and NTSC), SMPTE 240M, BT.2020."""
-BT709, BT601, UNSPECIFIED, LIMITED = 1, 6, 2, 1
+UNSPECIFIED, LIMITED = 2, 1
 MILLISECOND = Fraction(1, 1000)
 UNINDEXED, EARLY = ("mpegts", "mpeg"), 10
 """Containers that do not know where key frames lie, and the seconds by which a part of them is entered earlier."""
+JUMP = 10
+"""Seconds between two packets that are a jump of the clock, as FFmpeg's `dts_delta_threshold`."""
+LATE_PACKET = 1
+"""Seconds by which packets from before a jump may lie behind it in the file."""
 LATE = Fraction(1, 4)
 """Seconds that may lack at the end of a video without a word."""
 ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
@@ -139,6 +135,11 @@ class Frame:
     picture: UInt8[np.ndarray, "height width 3"]
 
 
+def _pictures(container: InputContainer) -> list[VideoStream]:
+    """Return the video tracks that are no cover art; the first one is written."""
+    return [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a file at its first video track that is no cover art.
@@ -153,7 +154,7 @@ def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     except (av.FFmpegError, ValueError) as error:
         raise UserError(f"{path}: no video that can be read, or cut off before its index") from error
     with container:
-        streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+        streams = _pictures(container)
         if not streams or streams[0].codec_context is None:
             kinds = sorted({stream.type for stream in container.streams})
             raise UserError(f"{path}: no video track that can be decoded ({', '.join(kinds) or 'nothing'} only)")
@@ -161,12 +162,65 @@ def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         yield container, streams[0]
 
 
+class _Clock:
+    """Timestamps of packets without jumps, for containers whose clock may jump: MPEG-TS, MPEG-PS and Ogg.
+
+    Two handles of one file that demux the same tracks shift them alike.
+    """
+
+    def __init__(self, container: InputContainer) -> None:
+        self.may_jump = bool(container.format.flags & Flags.ts_discont.value)
+        self.offsets = [Fraction(0)]
+        self.now: Fraction | None = None
+        self.ends: dict[int, Fraction] = {}
+
+    def tracks(self, container: InputContainer, video: VideoStream) -> list[Any]:
+        """Return the tracks by which jumps are found: the pictures and the sound that is on their clock."""
+        return [video, *(one for one in container.streams.audio if not _other_clock(container, video, one))]
+
+    def straighten(self, packet: Any) -> None:
+        """Shift a packet's timestamps so that they continue those before it; call it for each packet, in file order."""
+        stamp = packet.pts if packet.dts is None else packet.dts
+        if not self.may_jump or stamp is None:
+            return
+        seconds, track = stamp * packet.time_base, packet.stream_index
+        before = [one for one in (self.now, self.ends.get(track)) if one is not None]
+        limits = [LATE_PACKET] * (len(self.offsets) - 1) + [JUMP]
+        near = [
+            offset
+            for offset, limit in zip(self.offsets, limits, strict=True)
+            if min((abs(seconds + offset - one) for one in before), default=0) <= limit
+        ]
+        if not near:
+            near = [before[-1] - seconds]
+            self.offsets += near
+        units = round(near[-1] / packet.time_base)
+        packet.pts = None if packet.pts is None else packet.pts + units
+        packet.dts = None if packet.dts is None else packet.dts + units
+        self.now = self.ends[track] = seconds + near[-1] + (packet.duration or 0) * packet.time_base
+
+
+def _other_clock(container: InputContainer, video: VideoStream, sound: AudioStream) -> int:
+    """Return by how many seconds a sound track is on another clock than the pictures; 0: on the same.
+
+    Tracks of MPEG-TS begin together. Those of other files share a clock, so sound may begin long before the pictures.
+    """
+    if sound.start_time is None or not sound.time_base:
+        return 0
+    begin = (video.start_time or 0) * (video.time_base or 0)
+    first = sound.start_time * sound.time_base
+    last = first if _Clock(container).may_jump else _end(container, sound)
+    return round(first - begin) if last < begin - JUMP or first > _end(container, video) + JUMP else 0
+
+
 def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -> Iterator[av.VideoFrame]:
     """Decode what can be decoded; damage is noted. The empty packet at the end flushes the decoder's last frames.
 
     AVI says when packets are decoded, not when frames are shown: in order of display they take the same times.
     """
-    damaged, end, packets = 0, Fraction(0), container.demux(stream)
+    clock = _Clock(container)
+    damaged, end = 0, Fraction(0)
+    packets = container.demux(*clock.tracks(container, stream)) if clock.may_jump else container.demux(stream)
     times: deque[int] | None = deque() if container.format.name == "avi" else None
     while True:
         try:
@@ -175,6 +229,9 @@ def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -
             break
         if packet is None:
             break
+        clock.straighten(packet)
+        if packet.stream_index != stream.index:
+            continue
         if packet.pts is not None:
             end = max(end, (packet.pts + (packet.duration or 0)) * packet.time_base)
         if times is not None and packet.size and packet.dts is not None:
@@ -190,28 +247,29 @@ def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -
             if times:
                 times.popleft()
     said = _end(container, stream)
-    if said - end > LATE:
+    if jumps := len(clock.offsets) - 1:
+        notes.append(f"its clock jumps {jumps} times: what follows a jump is written without a gap")
+    elif said - end > LATE:
         notes.append(f"its pictures end at {float(end):.1f} of {float(said):.1f} s: cut off, or its sound is longer")
     if damaged:
         notes.append(f"{damaged} frames are damaged or lost")
 
 
-def _end(container: InputContainer, stream: VideoStream) -> Fraction:
-    """Return when the video ends, in seconds, by the file's header; 0 where it does not say."""
+def _end(container: InputContainer, stream: VideoStream | AudioStream) -> Fraction:
+    """Return when a track ends, in seconds, by the file's header; 0 where it does not say."""
     if stream.duration and stream.time_base:
         return ((stream.start_time or 0) + stream.duration) * stream.time_base
     return Fraction((container.start_time or 0) + (container.duration or 0), av.time_base)
 
 
-def _beginning(container: InputContainer) -> Fraction:
-    """Return when the first picture or sound is, in seconds of the file's clock; 0 where that is earlier.
+def _beginning(container: InputContainer, video: VideoStream) -> Fraction:
+    """Return when the pictures or the sound on their clock begin, in seconds of that clock; 0 where that is earlier.
 
     Sound that an encoder had to begin before zero stays there.
     """
-    shown = [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
     first = [
         stream.start_time * stream.time_base
-        for stream in (*shown, *container.streams.audio)
+        for stream in _Clock(container).tracks(container, video)
         if stream.start_time is not None and stream.time_base
     ]
     return max(min(first, default=Fraction(0)), Fraction(0))
@@ -232,14 +290,17 @@ def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip
         frame = next(_decoded(container, stream, []), None)
         if frame is None:
             raise UserError(f"{path}: no frame can be decoded")
-        display: Any = frame.side_data.get("DISPLAYMATRIX")
-        turn = tuple(int(v) for v in np.frombuffer(bytes(display), "<i4")[[0, 1, 3, 4]]) if display else ()
-        sideways = _is_sideways(turn)
+        try:
+            matrix = matrix_of(frame)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+        turn = turn_of(frame)
+        sideways = is_sideways(turn)
         width, height = (frame.height, frame.width) if sideways else (frame.width, frame.height)
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         time_base = stream.time_base or 1 / rate
         begin = (stream.start_time or 0) * time_base
-        seconds, part, origin = _end(container, stream) - begin, None, _beginning(container)
+        seconds, part, origin = _end(container, stream) - begin, None, _beginning(container, stream)
         if start or duration is not None:
             if 0 < seconds <= start:
                 raise UserError(f"{path}: ends after {float(seconds):.1f} s, and is to be read from {start:g} s on")
@@ -256,7 +317,7 @@ def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip
             time_base=finer(time_base, rate),
             frames=stream.frames if stream.frames and not part else max(0, round(seconds * rate)),
             aspect=1 / aspect if aspect and sideways else aspect,
-            matrix=frame.colorspace if frame.colorspace in MATRICES else BT709 if max(width, height) > 1024 else BT601,
+            matrix=matrix,
             primaries=frame.color_primaries,
             transfer=frame.color_trc,
             turn=turn,
@@ -289,7 +350,7 @@ def read(clip: Clip, notes: list[str], size: int = 0, reader: Reader = "pyav") -
             if not clip.part or clip.part.holds(seconds):
                 yield Frame(_placed(seconds, clip), step, picture)
         return
-    inner = (height, width) if _is_sideways(clip.turn) else (width, height)
+    inner = (height, width) if is_sideways(clip.turn) else (width, height)
     scaling = Interpolation.AREA if size and size < max(clip.width, clip.height) else Interpolation.BICUBIC
     with _opened(clip.path) as (container, stream):
         unit = stream.time_base or clip.time_base
@@ -364,24 +425,6 @@ def scaled(width: int, height: int, size: int) -> tuple[int, int]:
     return (size, shorter) if width >= height else (shorter, size)
 
 
-def _is_sideways(turn: Sequence[int]) -> bool:
-    return bool(turn) and abs(turn[1]) > abs(turn[0])
-
-
-def upright(picture: Array, turn: Sequence[int]) -> Array:
-    """Apply a display matrix, to the nearest of the eight turns and reflections of a rectangle.
-
-    A pixel at column p and row q is shown at column a p + c q and row b p + d q (FFmpeg's display.h).
-    """
-    if not turn:
-        return picture
-    a, b, c, d = turn
-    across, down = (c, b) if _is_sideways(turn) else (a, d)
-    if _is_sideways(turn):
-        picture = picture.transpose(1, 0, 2)
-    return np.ascontiguousarray(picture[:: -1 if down < 0 else 1, :: -1 if across < 0 else 1])
-
-
 def write(path: Path, clip: Clip, frames: Iterable[Frame], notes: list[str], crf: int = 18) -> int:
     """Encode frames beside the clip's untouched sound; return how many there were.
 
@@ -399,13 +442,23 @@ def write(path: Path, clip: Clip, frames: Iterable[Frame], notes: list[str], crf
         UserError: where there is no frame, the encoder refuses it, or the container cannot hold the sound.
     """
     options = {"movflags": "faststart"} if path.suffix in (".mp4", ".mov") else {}
+    with (
+        _explained(f"{clip.path}: {path.suffix} cannot hold its frames"),
+        av.open(str(clip.path), options=OPENING) as source,
+        av.open(str(path), "w", options=options) as container,
+    ):
+        return _encode(container, source, path, clip, iter(frames), notes, crf)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Raise FFmpeg's errors in the block as `what` and their reason; a full disk's as it is."""
     try:
-        with av.open(str(clip.path), options=OPENING) as source, av.open(str(path), "w", options=options) as container:
-            return _encode(container, source, path, clip, iter(frames), notes, crf)
+        yield
     except av.FFmpegError as error:
-        if isinstance(error, OSError):  # a full disk
+        if isinstance(error, OSError):
             raise
-        raise UserError(f"{clip.path}: {CODECS[path.suffix]} cannot encode its frames ({error.strerror})") from error
+        raise UserError(f"{what} ({error.strerror})") from error
 
 
 def _encode(
@@ -427,7 +480,9 @@ def _encode(
         if frame is not None:
             count += 1
             durations.append(frame.duration)
-        for packet in stream.encode(_to_yuv(frame, clip, stream) if frame else None):  # none: what it still holds
+        with _explained(f"{clip.path}: {CODECS[path.suffix]} cannot encode its frames"):
+            packets = stream.encode(_to_yuv(frame, clip, stream) if frame else None)  # none: what it still holds
+        for packet in packets:
             packet.duration = durations.popleft()
             sound.mux_until((packet.pts or 0) * clip.time_base)
             container.mux(packet)
@@ -471,11 +526,14 @@ class _Sound:
     def __init__(
         self, target: OutputContainer, source: InputContainer, path: Path, notes: list[str], clip: Clip
     ) -> None:
-        self.target, self.notes, self.clip = target, notes, clip
+        self.target, self.notes, self.clip, self.suffix = target, notes, clip, path.suffix
         self.tracks: dict[int, AudioStream] = {}
         self.copied: dict[int, int] = {}
+        video, self.clock = _pictures(source)[0], _Clock(source)
         for number, stream in enumerate(source.streams.audio, 1):
-            if why := _refusal(clip.path, stream.index, path.suffix):
+            away = _other_clock(source, video, stream)
+            why = f"its clock is {away:+,} s from the pictures'" if away else ""
+            if why := why or _refusal(clip.path, stream.index, path.suffix):
                 notes.append(f"sound track {number} is dropped: {why}")
                 continue
             self.tracks[stream.index] = _copy_of(stream, target)
@@ -485,6 +543,8 @@ class _Sound:
         if clip.part:
             clip.part.enter(source)
         streams = [stream for stream in source.streams.audio if stream.index in self.tracks]
+        if streams and self.clock.may_jump:
+            streams = self.clock.tracks(source, video)
         self.numbers = {stream.index: number for number, stream in enumerate(source.streams.audio, 1)}
         self.packets = source.demux(*streams) if streams else iter(())
         self.next = self._read()
@@ -498,7 +558,10 @@ class _Sound:
 
     def _holds(self, packet: Any) -> bool:
         """Return whether a packet is written; its timestamps are then counted from the clip's origin."""
+        self.clock.straighten(packet)
         part = self.clip.part
+        if packet.stream_index not in self.tracks:
+            return False
         if part and (packet.pts is None or not part.holds(packet.pts * packet.time_base)):
             return False
         shift = round(self.clip.origin / packet.time_base)
@@ -514,8 +577,10 @@ class _Sound:
             seconds is None or self.next.dts is None or self.next.dts * self.next.time_base <= seconds
         ):
             self.copied[self.next.stream_index] += 1
+            number = self.numbers[self.next.stream_index]
             self.next.stream = self.tracks[self.next.stream_index]
-            self.target.mux(self.next)
+            with _explained(f"{self.clip.path}: {self.suffix} cannot hold the packets of sound track {number}"):
+                self.target.mux(self.next)
             self.next = self._read()
 
     def explain(self) -> None:
@@ -554,16 +619,18 @@ def _refusal(path: Path, index: int, suffix: str) -> str:
         assert isinstance(stream, AudioStream)
         if stream.codec_context is None:
             return "its codec is unknown"
-        name = stream.codec_context.name
+        name, supported = stream.codec_context.name, False
         try:
             with av.open(io.BytesIO(), "w", format=FORMATS[suffix]) as trial:
+                supported = name in trial.supported_codecs
                 made = _copy_of(stream, trial)
                 trial.start_encoding()
                 packet = next((packet for packet in source.demux(stream) if packet.size), None)
                 if packet is not None:
                     packet.stream, packet.pts, packet.dts = made, 0, 0
                     trial.mux(packet)
-        except (ValueError, av.FFmpegError):
+        except (ValueError, av.FFmpegError) as error:
             other = suffix != ".mkv" and not _refusal(path, index, ".mkv")
-            return f"{suffix} holds no {name}" + "; .mkv does" * other
+            held = f"{name} in {stream.layout.name} ({getattr(error, 'strerror', error)})" if supported else name
+            return f"{suffix} holds no {held}" + "; .mkv does" * other
     return ""

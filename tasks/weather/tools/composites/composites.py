@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import pyproj
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
@@ -97,7 +100,7 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
     `relation` replaces that of reflectivity.
 
     Raises:
-        UserError: where there are none, or none can be read.
+        UserError: where there are none, none can be read, or a relation is given for other rain than reflectivity.
 
     """
     paths = candidates(source)
@@ -115,10 +118,16 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
     kinds = Counter(kind(composite) for composite in composites)
     wanted = max(kinds, key=lambda each: (kinds[each], each[1] == "rate"))
     first = next(composite for composite in composites if kind(composite) == wanted)
+    if relation and not first.relation:
+        use = f"--zr {relation[0]:g},{relation[1]:g} turns reflectivity into rain"
+        raise UserError(f"{source}: {use}, and these composites are {quantity_text(first)}; leave it out")
     kept: dict[datetime, Composite] = {}
     for composite in composites:
         if kind(composite) != wanted:
-            skipped.append(f"{composite.path}: {_kind_text(composite)}; most are {_kind_text(first)}")
+            own, most = _kind_text(composite), _kind_text(first)
+            if own == most:
+                own, most = composite.grid.projdef, first.grid.projdef
+            skipped.append(f"{composite.path}: {own}; most are {most}")
         elif composite.time in kept:
             skipped.append(f"{composite.path}: same time as {kept[composite.time].path.name}, {composite.time}")
         else:
@@ -131,8 +140,17 @@ def kind(composite: Composite) -> tuple[Any, ...]:
     grid = composite.grid
     pixel = None if grid.pixel is None else round(grid.pixel, 1)
     corner = None if grid.corner is None else tuple(round(place, -2) for place in grid.corner)
-    place = (grid.shape, pixel, grid.projdef, corner)
+    place = (grid.shape, pixel, projection(grid.projdef), corner)
     return composite.product, composite.quantity, place, composite.minutes, composite.relation
+
+
+@lru_cache(maxsize=64)
+def projection(projdef: str) -> str:
+    """Return a projection in the one form that all ways to write it have; as it is where PROJ does not understand."""
+    try:
+        return pyproj.CRS(projdef).to_wkt()
+    except pyproj.exceptions.CRSError:
+        return projdef
 
 
 def _kind_text(composite: Composite) -> str:

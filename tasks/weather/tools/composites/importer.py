@@ -32,7 +32,7 @@ from retable.platform.train.seeds import sequence
 from retable.tasks.weather.tools.composites import seviri
 from retable.tasks.weather.tools.composites.composites import Composite, stretches, survey
 from retable.tasks.weather.tools.composites.published import PRODUCTS, Relation
-from retable.tasks.weather.tools.composites.resample import PIXEL
+from retable.tasks.weather.tools.composites.resample import NEAR, PIXEL
 from retable.tasks.weather.tools.composites.splits import FEWEST, Cut, Place, cut, slots
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.layout import SIMULATION, VERSION
@@ -368,7 +368,7 @@ def _grid(composite: Composite, place: Place, size: int) -> dict[str, Any]:
     found: dict[str, Any] = {"row": row, "column": column}
     if grid.pixel is not None:
         found["step"] = grid.pixel
-        if grid.pixel != PIXEL:
+        if abs(grid.pixel / PIXEL - 1) > NEAR:
             found["note"] = f"pixels are {grid.pixel:.0f} m wide, not the {PIXEL:.0f} m that the layout is made for"
         if grid.corner is not None:
             x, y = grid.corner
@@ -525,7 +525,8 @@ def _simulated(composites: Sequence[Composite], place: Place, seed: int) -> Imag
         start = nearby[0].time - midnight  # clouds go on past midnight
         return observe(rates, cirrus_seed=cirrus, start_minutes=int(start.total_seconds()) // 60)
 
-    return Images(of, {"simulated": True, "simulated_by": SIMULATION, "cirrus_seed": cirrus})
+    about = {"simulated": True, "simulated_by": SIMULATION, "generator_version": VERSION, "cirrus_seed": cirrus}
+    return Images(of, about)
 
 
 @contextmanager

@@ -43,6 +43,14 @@ MARSHALL_PALMER = (200.0, 1.6)
 """The relation of a product that has no other (Marshall and Palmer 1948)."""
 WIDTHS = (50.0, 50_000.0)
 """Widths in metres that a pixel may have; what says another is damaged."""
+KNMI_PARAMETERS: Mapping[str, Quantity] = {
+    "ACCUMULATED_PRECIPITATION": "accumulation",
+    "ACCUMULATION_[MM]": "accumulation",
+    "PRECIP_[MM]": "accumulation",
+    "RAINFALL_RATE_[MM/H]": "rate",
+    "REFLECTIVITY": "reflectivity",
+}
+"""Part of KNMI's `image_geo_parameter` -> what the map holds."""
 YEARS = (1950, 2100)
 """Years that a composite may be of."""
 HEADER = 1 << 16
@@ -181,7 +189,7 @@ def field_of(path: Path, file: Any, product: str) -> Field:
     """Return the map of rain in a file of a product, and the meaning of its numbers."""
     found = PRODUCTS[product].field(path, file)
     if found.quantity != "reflectivity":
-        return found
+        return replace(found, relation=None)  # by which its rates were made
     return replace(found, relation=found.relation or PRODUCTS[product].relation)
 
 
@@ -220,7 +228,7 @@ def read(path: Path, rows: slice, columns: slice, relation: Relation | None = No
         if relation and field.relation:
             field = replace(field, relation=relation)
         if name == "mrms":
-            return np.minimum(grib.read(file)[rows, columns], np.float32(HIGHEST_RATE))
+            return grib.read(file)[rows, columns]
         return rates(_raw(path, file, field)[rows, columns], field)
 
 
@@ -302,28 +310,35 @@ def _odim_meaning(path: Path, file: h5py.File, quantity: Quantity, dataset: str,
     return Field(f"{dataset}/{data}/data", quantity, scale, offset, sentinels, minutes, relation)
 
 
-_NUMBER = r"\d+\.?\d*(?:[eE][-+]?\d+)?"
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 FORMULA = re.compile(rf"GEO=([-+]*{_NUMBER})\*PV(?:([-+]+)({_NUMBER}))?")
 
 
 def _knmi_field(path: Path, file: h5py.File) -> Field:
     """Read KNMI's calibration: `GEO=0.01*PV+0.0`, millimetres of the file's own minutes, or reflectivity."""
     calibration, kind = file["image1/calibration"].attrs, _text(file["image1"].attrs["image_geo_parameter"])
-    formula = FORMULA.fullmatch(_text(calibration["calibration_formulas"]).replace(" ", ""))
+    formula = FORMULA.fullmatch(_plain(_text(calibration["calibration_formulas"])))
     if not formula:
         raise UserError(f"{path}: its calibration formula is not understood; expected GEO=a*PV+b")
     names = ("calibration_missing_data", "calibration_out_of_image")
-    sentinels = tuple((_number(calibration[name]), MISSING) for name in names if name in calibration)
+    limits = [_number(calibration[name]) for name in names if name in calibration]
+    sentinels = tuple((limit, MISSING if limit else UNDETECTED) for limit in limits)  # missing data of 0 are no echo
     sign = (-1) ** (formula[2] or "").count("-")  # KNMI writes `+ -32`
     scale, offset = float(formula[1]), sign * float(formula[3] or 0)
-    if kind.startswith("ACCUMULATED"):
+    quantity = next((found for name, found in KNMI_PARAMETERS.items() if name in kind), None)
+    if quantity is None:
+        raise UserError(f"{path}: holds {kind}, which is no rain; remove it")
+    minutes = 0.0
+    if quantity == "accumulation":
         start, end = (_knmi_time(file, name) for name in ("start", "end"))
         minutes = (end - start).total_seconds() / 60
         _check_minutes(path, minutes)
-        return Field("image1/image_data", "accumulation", scale, offset, sentinels, minutes)
-    if "REFLECTIVITY" in kind:
-        return Field("image1/image_data", "reflectivity", scale, offset, sentinels)
-    raise UserError(f"{path}: holds {kind}, which is no rain; remove it")
+    return Field("image1/image_data", quantity, scale, offset, sentinels, minutes)
+
+
+def _plain(formula: str) -> str:
+    """Return a formula without spaces and without brackets around a number."""
+    return re.sub(rf"\(([-+]*{_NUMBER})\)", r"\1", formula.replace(" ", ""))
 
 
 def _knmi_time(file: h5py.File, name: str) -> datetime:
@@ -344,21 +359,30 @@ def _opera(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetim
 
 
 def _knmi(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
-    """Read KNMI's grid, which is in kilometres, the earth's radius too."""
+    """Read KNMI's grid, which is in kilometres; the earth's radius is in kilometres too, or in metres."""
     place = file["geographic"].attrs
     across, down = (_number(place[f"geo_pixel_size_{axis}"]) for axis in "xy")
     _check_square(path, across, -down, shape)
     projection = _text(file["geographic/map_projection"].attrs["projection_proj4_params"])
-    metres = re.sub(r"\+(a|b)=([.\d]+)", lambda found: f"+{found[1]}={float(found[2]) * 1000:.10g}", projection)
+    metres = re.sub(r"\+(a|b)=([.\d]+)", _radius, projection).replace("+units=km", "+units=m")
     left, top = _number(place["geo_column_offset"]) * across, _number(place["geo_row_offset"]) * down
     corner = (float(round(left * 1000)) + 0.0, float(round(top * 1000)) + 0.0)
     return _knmi_time(file, "end"), Grid(shape, across * 1000, metres, corner)
 
 
+def _radius(found: re.Match[str]) -> str:
+    """Return a radius of the earth in PROJ's string in metres."""
+    radius = float(found[2])
+    return f"+{found[1]}={radius if radius > 1e5 else radius * 1000:.10g}"
+
+
 def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
-    """Read the Bureau's grid: centres of pixels on an Albers projection, north first; in kilometres, unless said."""
+    """Read the Bureau's grid on an Albers projection, north first; in kilometres, unless said.
+
+    Coordinates are centres of pixels, but in older files left and upper edges: a radar's map then lies about 0.
+    """
     units = _text(file["x"].attrs.get("units", "km"))
-    x, y = (file[axis][:2].astype(float) / (1000 if units.startswith("m") else 1) for axis in "xy")
+    x, y = (file[axis][:].astype(float) / (1000 if units.startswith("m") else 1) for axis in "xy")
     pixel, down = (round(float(step), 6) for step in (x[1] - x[0], y[0] - y[1]))
     if pixel <= 0 or down <= 0:
         raise UserError(f"{path}: its rows begin in the south or its columns in the east; give the Bureau's own grid")
@@ -375,7 +399,9 @@ def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime,
         f"+lon_0={_number(said['longitude_of_central_meridian']):g} +a={_number(said['semi_major_axis'])} {minor} "
         "+units=m"
     )
-    corner = (float(x[0] - pixel / 2) * 1000, float(y[0] + pixel / 2) * 1000)
+    edges = max(abs(x[0] + x[-1] + pixel), abs(y[0] + y[-1] - pixel)) < pixel / 4
+    before = 0 if edges else pixel / 2
+    corner = (float(x[0] - before) * 1000, float(y[0] + before) * 1000)
     time = datetime.fromtimestamp(_number(file["valid_time"][()]), UTC).replace(tzinfo=None)
     return time, Grid(shape, pixel * 1000, projection, corner)
 

@@ -10,10 +10,12 @@ import numpy as np
 import pyproj
 
 from retable.platform.spec.arrays import Array
-from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
+from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MISSING, UNDETECTED
 
 PIXEL = 2000.0
 """Width of the layout's rain pixels in metres."""
+NEAR = 0.001
+"""By so much of `PIXEL` a pixel may differ from it without a remark; FMI's and KNMI's do."""
 MEASURED = 0.5
 """Share of the fine pixels of a coarse one that must be measured."""
 WIDEST = 120.0
@@ -111,7 +113,7 @@ def flatten(rate: Array, grid: EqualAngles) -> Array:
 
     A pixel is the mean of those whose centres it holds, each alike, since their areas hardly differ within 2 km; it is
     `MISSING` where it holds none, or fewer than half of them are measured. Nothing is smoothed or made up in between:
-    a grid coarser than 2 km would leave holes.
+    a grid coarser than 2 km would leave holes. A rate above `HIGHEST_RATE` counts as `HIGHEST_RATE`.
 
     Args:
         rate: (height, width) in mm/h, masked or not; masked and below 0: not measured.
@@ -121,7 +123,7 @@ def flatten(rate: Array, grid: EqualAngles) -> Array:
     pixels = math.prod(target.shape)
     total, seen, held = np.zeros(pixels), np.zeros(pixels, np.int32), np.zeros(pixels, np.int32)
     for first in range(0, grid.shape[0], ROWS):
-        values = np.ma.filled(rate[first : first + ROWS], -1.0).ravel()
+        values = np.minimum(np.ma.filled(rate[first : first + ROWS], -1.0).ravel(), HIGHEST_RATE)
         where = index[first * width : first * width + len(values)]
         measured = values >= 0
         low, high = int(where.min()), int(where.max()) + 1

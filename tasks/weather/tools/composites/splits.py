@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from retable.platform.errors import UserError
+from retable.platform.text import plural
 from retable.platform.train.seeds import generator
 from retable.tasks.weather.w4c import layout
 
@@ -94,7 +95,8 @@ def by_time(squares: int, runs: Sequence[range], inputs: int, forecast: int) -> 
         found[split] = slots([part for part in parts if len(part) >= length], split, inputs, forecast)
         start = stop + forecast
     if not all(found.values()):
-        why = f"{squares} squares have radar and rain (and are shown whole), fewer than {FEWEST}, so time is split"
+        have = f"{plural(squares, 'square')} {'has' if squares == 1 else 'have'} radar and rain"
+        why = f"{have}, fewer than {FEWEST}, so time is split"
         raise UserError(f"{why}, but {frames} frames are too few; {4 * length + 3 * forecast} without a gap are enough")
     return found
 

@@ -209,7 +209,7 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
     model = what.model()
     made_by = f"retable run {what.run.fingerprint}, epoch {what.view.epoch}"
     attributes = {"source": made_by, "data": str(source.info["name"]), "data_description": describe(source.info)}
-    attributes |= {"comment": warning} if (warning := caution(source.info)) else {}
+    attributes |= netcdf.comment(caution(source.info))
     for shard in shards(config, what.view, source):
         split, year, region = shard.split("/")
         path = out / f"{split}-{year}-{region}.nc"

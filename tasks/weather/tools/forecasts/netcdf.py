@@ -68,6 +68,11 @@ def export(
         partial.unlink(missing_ok=True)
 
 
+def comment(caution: str) -> dict[str, str]:
+    """Return the attribute that holds what forecasts do not show; none where there is nothing to say."""
+    return {"comment": caution} if caution else {}
+
+
 def write_leads(file: Any, leads: int) -> None:
     """Write the lead times."""
     lead = np.arange(1, leads + 1, dtype=np.int32) * MINUTES

@@ -106,7 +106,7 @@ def lines(part: Verification) -> Iterator[tuple[str, str, str, float, float, flo
     yield from rows("minutes", range(MINUTES, MINUTES * len(lead.value) + 1, MINUTES), SCORES, lead)
     for place, band in part.by_place().items():
         yield from rows("year and region", [place], SCORES, band)
-    yield from rows("neighbourhood, km", part.widths, ("FSS",), part.by_width())
+    yield from rows("neighbourhood, pixels", part.widths, ("FSS",), part.by_width())
     yield from rows("mean probability", [f"{value:.4f}" for value in forecast], ("it rained",), reliability)
 
 
