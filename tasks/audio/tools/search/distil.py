@@ -72,7 +72,8 @@ def condense(vectors: Float32[np.ndarray, "words dimension"]) -> Float32[np.ndar
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     centred = unit - unit.mean(axis=0)
     _, directions = np.linalg.eigh(centred.T @ centred)
-    return (centred @ directions[:, ::-1][:, :SIZE]).astype(np.float32)
+    condensed: Float32[np.ndarray, "words size"] = (centred @ directions[:, ::-1][:, :SIZE]).astype(np.float32)
+    return condensed
 
 
 def embed(encoder: Path, listed: Sequence[str]) -> Float32[np.ndarray, "words dimension"]:
