@@ -16,7 +16,7 @@ TASK = find("audio")
 def finished(storage, seed, validation, test):
     config = override(tiny("audio", {}), {"seed": seed})
     folder = RunFolder.of(storage, TASK, config)
-    folder.begin(config, TASK.version, {"command": "retable train audio --scale small", "data": {"kind": "generated"}})
+    folder.begin(config, TASK.version, {"scale": "small", "changed": [], "data": {"kind": "generated"}})
     folder.folder.write_json("result.json", {"data": "d", "metrics": {}, "weights": {"2": "w"}})
     for split, value in {"validation": validation, "test": test}.items():
         folder.save_scores(resolve(override(View(), {"split": split}), config), "w", {"map10": value}, 0.0)

@@ -20,7 +20,7 @@ def finished(storage, unseen, shown, **changes):
     config = toys.config(environment="InvertedPendulum", **{"states": "standardized", **changes})
     folder = RunFolder.of(storage, TASK, config)
     made = {"generated": True, "source": "recorded", "simulator": "v5"}
-    folder.begin(config, TASK.version, {"command": "retable train rl --scale small", "data": made})
+    folder.begin(config, TASK.version, {"scale": "small", "changed": [], "data": made})
     folder.folder.write_json("result.json", {"data": "d", "metrics": {}, "weights": {str(config.epochs): "w"}})
     policy = "bc" if isinstance(config.algorithm, Bc) else "bcq"
     for seed, value in {SEED: unseen, 100: shown}.items():

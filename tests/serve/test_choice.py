@@ -27,9 +27,7 @@ def finished(storage):
     def make(seed, validation, test):
         chosen = config(seed=seed)
         folder = RunFolder.of(storage, TASK, chosen)
-        folder.begin(
-            chosen, TASK.version, {"command": "retable reproduce --scale small", "data": {"source": "generated"}}
-        )
+        folder.begin(chosen, TASK.version, {"scale": "small", "changed": [], "data": {"source": "generated"}})
         folder.folder.write_json("result.json", {"data": "d", "metrics": {}, "weights": {"2": "w"}})
         for split, value in {"validation": validation, "test": test}.items():
             for view in ({"split": split}, {"split": split, "threshold": 0.5}):

@@ -25,7 +25,7 @@ def finished(storage, unseen, shown, info=INFO, **changes):
     storage.write_json("data/style/tiny/dataset.json", info)
     config = tiny("style", changes)
     folder = RunFolder.of(storage, TASK, config)
-    folder.begin(config, TASK.version, {"command": "retable train style --scale small", "data": info})
+    folder.begin(config, TASK.version, {"scale": "small", "changed": [], "data": info})
     folder.folder.write_json("result.json", {"data": "d", "metrics": {}, "weights": {str(config.epochs): "w"}})
     for content, value in {("lake", "moon"): unseen, (): shown, ("coffee",): shown}.items():
         view = resolve(override(View(), {"content": list(content)}), config)

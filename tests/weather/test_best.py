@@ -24,7 +24,7 @@ def finished(storage):
     def make(seed, validation, test, scale="small", data=GENERATED, digest="d", **result):
         chosen = config(seed=seed)
         folder = RunFolder.of(storage, TASK, chosen)
-        folder.begin(chosen, TASK.version, {"command": f"retable reproduce --scale {scale}", "data": data})
+        folder.begin(chosen, TASK.version, {"scale": scale, "changed": [], "data": data})
         folder.folder.write_json("result.json", {"data": digest, "metrics": {}, "weights": {"2": "w"}, **result})
         for split, value in {"validation": validation, "test": test}.items():
             for threshold in (0.5, 0.4):

@@ -52,7 +52,14 @@ def run(network, storage):
     folder = RunFolder(storage, "audio", "0123456789abcdef")
     digest = folder.save_weights(3, network.state_dict())
     folder.folder.write_json(
-        "provenance.json", {"data": {"name": "sounds"}, "commit": "abc", "command": "retable train audio --scale=small"}
+        "provenance.json",
+        {
+            "data": {"name": "sounds"},
+            "commit": "abc",
+            "command": "retable train audio",
+            "scale": "small",
+            "changed": [],
+        },
     )
     folder.folder.write_json(
         "result.json", {"data": "", "weights": {"3": digest}, "metrics": {"r1": 0.5, "loss": float("nan")}}
@@ -60,7 +67,7 @@ def run(network, storage):
     task = SimpleNamespace(
         name="audio",
         version=2,
-        dataset=SimpleNamespace(describe=lambda info: f"the {info['name']}"),
+        dataset=SimpleNamespace(describe=lambda info: f"the {info['name']}", caution=lambda info: ""),
         scales=lambda: {"small": Scale(about="hours")},
     )
     return opening.api.TrainedRun(task, folder, CONFIG)

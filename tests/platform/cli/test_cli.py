@@ -112,7 +112,7 @@ def test_plan_starts_nothing_and_counts(retable, tmp_path):
     assert found.returncode == 0
     assert (
         "unique trainings" in found.stdout
-        and "705 (705 new)" in found.stdout
+        and "720 (720 new)" in found.stdout
         and "days of one CPU core" in found.stdout
     )
     assert not list(tmp_path.iterdir())
