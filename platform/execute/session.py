@@ -288,6 +288,7 @@ def check_cluster(address: str) -> None:
         UserError: saying what answered instead.
     """
     import grpc
+    from ray.exceptions import AuthenticationError
 
     remedy = "set it to HEAD:6379 (the address that `ray start --head` prints), to auto, or not at all"
     if address != "auto" and not re.fullmatch(r"[^/]+:\d+", address):
@@ -300,6 +301,8 @@ def check_cluster(address: str) -> None:
         if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             raise UserError(f"RAY_ADDRESS={address}: refuses this token, or the lack of one; {TOKEN_REMEDY}") from error
         raise UserError(f"RAY_ADDRESS={address}: no Ray cluster answers there ({error.details()}); {remedy}") from error
+    except AuthenticationError as error:  # of Ray on this side: the mode is on, and there is no token
+        raise UserError(f"RAY_ADDRESS={address}: a token is needed and none is found; {TOKEN_REMEDY}") from error
 
 
 def check_nodes(storage: Storage) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.exceptions import AuthenticationError
 
 from retable.platform.errors import UserError
 from retable.platform.execute import session as cluster
@@ -202,6 +203,15 @@ def test_a_cluster_that_refuses_the_token_says_so(joining, monkeypatch, code):
     monkeypatch.setattr("retable.platform.ray_compat.ping_cluster", refuse)
     text = joining("127.0.0.1:6379")
     assert "refuses this token" in text and "RAY_AUTH_TOKEN_PATH" in text and "no Ray cluster" not in text
+
+
+def test_a_token_that_is_needed_and_not_there_is_one_line(joining, monkeypatch):
+    def refuse(address, timeout):
+        raise AuthenticationError("Token authentication is enabled but Ray couldn't find an authentication token.")
+
+    monkeypatch.setattr("retable.platform.ray_compat.ping_cluster", refuse)
+    text = joining("127.0.0.1:6379")
+    assert "a token is needed and none is found" in text and "RAY_AUTH_TOKEN_PATH" in text
 
 
 def test_who_joins_a_cluster_needs_no_short_folder_for_sockets(joining, monkeypatch, tmp_path):
