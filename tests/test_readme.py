@@ -81,6 +81,20 @@ def test_its_numbers_are_those_of_the_run_that_is_kept():
     assert abs(NUMERALS.index(minutes) - QUICK["seconds"] / 60) <= 0.6
 
 
+@pytest.mark.parametrize(
+    ("words", "table", "row", "column"),
+    [
+        ("the improved 3D U-Net", "weather/table1", "BASELINE bce, improved, train all. Epoch 15", "Total"),
+        ("persistence of a rain retrieval", "weather/table1", "persistence of a retrieval", "Total"),
+        ("an ensemble of two", "audio/table2", "ensemble", "mAP@10"),
+    ],
+)
+def test_its_table_quotes_the_run_that_is_kept(words, table, row, column):
+    (shown,) = re.findall(rf"quick\.json.*{words} ([\d.]+)", README)
+    value = QUICK["tables"][table]["numbers"][row][column]
+    assert f"{value:.{len(shown.partition('.')[2])}f}" == shown
+
+
 def test_every_page_names_the_same_versions_of_python():
     pages = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", ROOT / "docs" / "install.md"]
     assert all(PYTHON in " ".join(page.read_text().split()) for page in pages)
