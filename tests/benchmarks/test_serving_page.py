@@ -52,9 +52,8 @@ def test_the_table_of_crowds_is_that_of_serve_crowd():
         check(refused, crowd[f"{key}/refused"])
         for text, name in ((p50, "p50_ms"), (p95, "p95_ms"), (p99, "p99_ms")):
             check(text, crowd[f"{key}/{name}"] / 1000)
-    (less,) = said(r"With 600 clients the rate is (\d+) % below that with 64")
-    check(less, 100 - 100 * crowd["600/per_s"] / crowd["64/per_s"])
-    (slowest,) = said(r"although answers took up to ([\d.]+) s")
+    assert min(crowd["256/per_s"], crowd["600/per_s"]) >= crowd["64/per_s"], "as many as 64 get"
+    (slowest,) = said(r"although answers took up to ([\d.]+) s:")
     check(slowest, max(value for name, value in crowd.items() if name.endswith("p99_ms")) / 1000)
     assert "All of the thousand bodies were dropped (408)" in TEXT and crowd["slow_bodies/16/given_up_408"] == 1000
 
