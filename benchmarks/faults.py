@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -55,6 +56,7 @@ def table(result: dict[str, Any]) -> str:
     for name in dict.fromkeys(key.split(": ")[0] for key in result if ": " in key):
         keys = ("survived", "steps_lost", "seconds", "attempts")
         cells = [result.get(f"{name}: {key}", "") for key in keys]
+        cells[1] = math.ceil(cells[1]) if cells[1] != "" else ""  # an upper bound
         shown = [f"{cell:.0f}" if isinstance(cell, float) else str(cell) for cell in cells]
         lines.append("| " + " | ".join([name, *shown]) + " |")
     return HEAD + "\n".join(lines)

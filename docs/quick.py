@@ -1,6 +1,6 @@
 """Write `docs/results/quick.json`: the numbers and verdicts of one `retable reproduce`, which README and docs quote.
 
-`python docs/quick.py STORAGE SECONDS`: the storage that the command filled, and how long it took with its set-up.
+`python docs/quick.py STORAGE SECONDS`: the storage that the command filled, and how long it took, without the set-up.
 """
 
 from __future__ import annotations

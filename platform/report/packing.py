@@ -8,6 +8,7 @@ manifest says. So what is trained or measured here again, which replaces the fil
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ LAST = ("combination", "result")
 """Kinds that make the files beside them count: they are written after all others."""
 MARKED = ("result", "combination", "measurement")
 """Kinds of files that say which bundle they came in."""
+STORED = re.compile(r" --storage[ =]\S+")
+"""Words of a command that say where its results lie."""
 WRITERS = 16
 """Files that are written at once: most of the time is waiting for a disk or bucket."""
 
@@ -257,6 +260,13 @@ class Packer:
         record = self.storage.read_record(path, {})
         return json.dumps({k: v for k, v in record.items() if k != "bundle"}, indent=2, sort_keys=True).encode()
 
+    def _placeless(self, path: str) -> bytes:
+        """Return a run's provenance without the storage that its command names, which is nobody else's business."""
+        record = self.storage.read_record(path, {})
+        if "command" in record:
+            record = {**record, "command": STORED.sub("", str(record["command"]))}
+        return json.dumps(record, indent=2, sort_keys=True).encode()
+
     def _add_run(self, training: Training) -> None:
         folder = training.folder
         result = folder.outcome()
@@ -275,9 +285,11 @@ class Packer:
     def _add_about(self, training: Training) -> None:
         """Add what a run says of itself, and what its data are."""
         folder = training.folder
-        for name in ("config.json", "provenance.json", "metrics.jsonl"):
+        for name in ("config.json", "metrics.jsonl"):
             if folder.folder.exists(name):
                 self._file(f"{folder.path}/{name}")
+        if folder.folder.exists("provenance.json"):
+            self._file(f"{folder.path}/provenance.json", partial(self._placeless, f"{folder.path}/provenance.json"))
         self.data.setdefault(training.task.dataset.where(training.config), folder.provenance().get("data") or {})
 
     def _add_weights(self, folder: RunFolder, epoch: int) -> None:

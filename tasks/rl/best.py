@@ -10,6 +10,7 @@ from retable.platform.config import choice_name
 from retable.platform.models.select import Choice, choose, group_by_name, info_of
 from retable.tasks.rl.config import Bc, Config
 from retable.tasks.rl.data import simulator
+from retable.tasks.rl.export import own_policy
 
 SEED = 1_000_000
 """Of the first episode; tables play from 100 on."""
@@ -31,8 +32,9 @@ def best(runs: Sequence[TrainedRun], episodes: int = EPISODES, samples: int = 10
     """
 
     def score(run: TrainedRun) -> float:
-        policy = "bc" if isinstance(run.config.algorithm, Bc) else "bcq"
-        return run.score({"policy": policy, "seed": SEED, "episodes": episodes, "samples": samples})["return"]
+        return run.score({"policy": own_policy(run.config), "seed": SEED, "episodes": episodes, "samples": samples})[
+            "return"
+        ]
 
     def one(run: TrainedRun) -> object:
         return simulator(run.config.environment, info_of(run))

@@ -135,10 +135,12 @@ def _check_new(root: Storage, wanted: Published, replace: bool) -> None:
         known = D4RL["files"][file.checksum.removeprefix("sha256:")]
         data.check_new(data.folder(root, known["environment"], known["name"]), replace)
     for below in wanted.hub.folders if wanted.hub else ():
-        for environment in root.list("data/rl"):
-            target = data.folder(root, environment, f"minari-{below.rpartition('/')[2]}")
-            if target.exists("dataset.json") and str(target.read_json("dataset.json")["minari"]["id"]).endswith(below):
-                data.check_new(target, replace)
+        for environment in root.folders("data/rl"):
+            target = root / f"data/rl/{environment}/minari-{below.rpartition('/')[2]}"
+            if target.exists("dataset.json"):
+                known_set = target.read_json("dataset.json").get("minari") or {}
+                if str(known_set.get("id", "")).endswith(below):
+                    data.check_new(target, replace)
 
 
 def make(

@@ -6,6 +6,7 @@ import itertools
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -17,6 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
+from retable.tasks.rl.recordings import episodes
 from retable.tasks.rl.recordings.record import record
 from retable.tasks.rl.tools.minari import import_minari
 from tests.rl.d4rl_files import Arrays, write
@@ -161,6 +163,19 @@ def test_a_limit_of_their_own_cuts_no_episodes(tmp_path: Path) -> None:
     path = write(tmp_path / "a.hdf5", simulate(episodes=2, steps=2000), "v0")
     defects, (remark,) = data.inspect(path, "HalfCheetah")
     assert defects == [] and "episode 0 has 2,000 steps, 1 more" in remark
+
+
+def test_single_unusual_steps_at_the_limit_are_no_ends() -> None:
+    """Residuals with heavy tails, in a recording whose episodes are longer than the limit that is known."""
+    rng = np.random.default_rng(0)
+    jump, unusual = np.zeros(29_999, bool), rng.standard_t(2, 29_999) ** 2
+    unusual[1000 * np.arange(1, 4) - 1] = unusual.max()  # 3 of the 29 steps there
+    last = np.zeros(30_000, bool)
+    last[-1] = True
+    rows = SimpleNamespace(limit=1000, last=last)
+    assert not episodes._at_limit(rows, jump, unusual).any()
+    unusual[999::1000] = unusual.max() + 1
+    assert np.flatnonzero(episodes._at_limit(rows, jump, unusual)).tolist() == list(range(999, 29_999, 1000))
 
 
 def test_successors_that_are_but_the_next_rows_do_not_hide_a_lost_time_out(

@@ -229,7 +229,8 @@ def _at_limit(rows: Rows, jump: Array, unusual: Array) -> Array:
     """Return which steps are unusual and follow as many steps as the environment's limit, (N - 1,) bool.
 
     So few steps are looked at that one in a thousand is unusual enough, where `jumps` may know no end to compare with.
-    An environment that goes on beyond the limit, as its recorder may have raised it, takes ordinary steps there.
+    An environment that goes on beyond the limit, as its recorder may have raised it, takes ordinary steps there: none
+    counts unless most of the steps at the limit are unusual.
     """
     if rows.limit is None:
         return np.zeros_like(jump)
@@ -238,8 +239,9 @@ def _at_limit(rows: Rows, jump: Array, unusual: Array) -> Array:
     step = np.arange(1, len(rows.last) + 1) - np.repeat(starts, np.diff(starts, append=len(rows.last)))
     full = step[:-1] % rows.limit == 0
     others = unusual[~full & ~ended]
-    found: Array = full & (unusual > max(JUMP, np.quantile(others, 0.999) if len(others) else np.inf))
-    return found
+    looked = full & ~ended
+    found: Array = looked & (unusual > max(JUMP, np.quantile(others, 0.999) if len(others) else np.inf))
+    return found if 2 * found.sum() > looked.sum() else np.zeros_like(jump)
 
 
 def _unusual(rows: Rows, inside: Array) -> Array:

@@ -187,7 +187,7 @@ def _usual(own: gymnasium.envs.registration.EnvSpec) -> dict[str, Any]:
     try:
         creator = load_env_creator(own.entry_point) if isinstance(own.entry_point, str) else own.entry_point
         given = {name: each.default for name, each in signature(creator or dict).parameters.items()}
-    except (ImportError, ValueError):  # an environment whose package is not here
+    except (ImportError, AttributeError, TypeError, ValueError):  # an environment whose package is not here
         given = {}
     usual = {**given, **own.kwargs}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}

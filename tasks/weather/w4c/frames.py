@@ -95,11 +95,12 @@ def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
     try:
         raw, said = data[rows], data.attrs
         scale, offset = (said.get(name) for name in ("scale_factor", "add_offset"))
-        if scale is None and offset is None and raw.dtype.kind == "f":
+        plain = scale is None and offset is None
+        if plain and raw.dtype.kind == "f":
             return np.asarray(raw, np.float32)
         factors = [1.0 if scale is None else scale, 0.0 if offset is None else offset]
         factor, added = (float(np.ravel(number)[0]) for number in factors)
-        values = np.asarray(raw * factor + added, np.float32)
+        values = raw.astype(np.float32) if plain else np.asarray(raw * factor + added, np.float32)
         for name in ("_FillValue", "missing_value"):
             if name in said:
                 values[raw == np.ravel(said[name])[0]] = np.nan

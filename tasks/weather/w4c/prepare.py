@@ -365,7 +365,7 @@ def _made(info: Mapping[str, Any]) -> str:
 
 
 def check_simulation(source: Source) -> None:
-    """Refuse data whose images were simulated by an older version.
+    """Refuse data whose images are simulated and not known to be of this version.
 
     Raises:
         UserError: saying how to make them again.
@@ -373,7 +373,8 @@ def check_simulation(source: Source) -> None:
     info = source.info
     if info.get("simulated_satellite") and info.get("simulation") != VERSION:
         again = "remove the folder, and it is made again" if info.get("source") == "generated" else "import them again"
-        raise UserError(f"{source.folder}: its images were simulated by an older version and show later rain; {again}")
+        why = "its images may be simulated by an older version and show later rain"
+        raise UserError(f"{source.folder}: {why}; {again}")
 
 
 def holdout_notes(configs: Sequence[Config], source: Source) -> list[str]:

@@ -44,6 +44,7 @@ from tests.platform.bundles import (
     work_off,
     written,
 )
+from tests.platform.made_table import filled_line
 
 
 @pytest.fixture(scope="module")
@@ -801,6 +802,18 @@ def test_when_numbers_must_be_equal_bit_for_bit(was, now, why):
 )  # fmt: skip
 def test_which_numbers_agree(was, now, relative, expected):
     assert same(was, now, relative) is expected
+
+
+def test_a_bundle_does_not_say_where_its_storage_lay(trained, tmp_path):
+    here = Storage.open(tmp_path / "here")
+    filled = filled_line(here, "quick")
+    run = next(iter(filled.runs))
+    path = f"runs/line/{run}/provenance.json"
+    here.write_json(path, here.read_json(path) | {"command": "retable reproduce line --storage /home/me/x --rows fast"})
+    api.pack("line/table1", scale="quick", out=tmp_path / "a.bundle", storage=here)
+    api.unpack(tmp_path / "a.bundle", storage=tmp_path / "there")
+    made = Storage.open(tmp_path / "there").read_json(path)
+    assert made["command"] == "retable reproduce line --rows fast"
 
 
 @pytest.mark.slow

@@ -138,6 +138,16 @@ def test_a_dry_map_of_knmis_reflectivity_is_dry(tmp_path):
     )
 
 
+def test_what_is_out_of_knmis_image_was_not_measured_also_where_it_is_called_0(tmp_path):
+    raw = np.zeros((4, 4), np.uint8)
+    raw[2:, 2:] = 110
+    path = knmi(tmp_path / "a.h5", raw, "REFLECTIVITY_[DBZ]", "GEO = 0.500000 * PV + -32.000000")
+    with h5py.File(path, "r+") as file:
+        limits = {"calibration_missing_data": np.int32([255]), "calibration_out_of_image": np.int32([0])}
+        file["image1/calibration"].attrs.update(limits)
+    assert (describe(path).read() == MISSING).tolist() == [[True, True], [True, False]]
+
+
 def test_a_projection_written_in_two_ways_is_one_and_another_is_shown(tmp_path):
     for number, make in enumerate((knmi, knmi, knmi_today, knmi)):
         make(tmp_path / f"{number}.h5", RAW.astype(np.uint16), time=TIME + timedelta(minutes=15 * number))

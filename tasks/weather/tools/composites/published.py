@@ -320,9 +320,9 @@ def _knmi_field(path: Path, file: h5py.File) -> Field:
     formula = FORMULA.fullmatch(_plain(_text(calibration["calibration_formulas"])))
     if not formula:
         raise UserError(f"{path}: its calibration formula is not understood; expected GEO=a*PV+b")
-    names = ("calibration_missing_data", "calibration_out_of_image")
-    limits = [_number(calibration[name]) for name in names if name in calibration]
-    sentinels = tuple((limit, MISSING if limit else UNDETECTED) for limit in limits)  # missing data of 0 are no echo
+    of_zero = {"calibration_missing_data": UNDETECTED, "calibration_out_of_image": MISSING}  # missing data: no echo
+    limits = {name: _number(calibration[name]) for name in of_zero if name in calibration}
+    sentinels = tuple((limit, MISSING if limit else of_zero[name]) for name, limit in limits.items())
     sign = (-1) ** (formula[2] or "").count("-")  # KNMI writes `+ -32`
     scale, offset = float(formula[1]), sign * float(formula[3] or 0)
     quantity = next((found for name, found in KNMI_PARAMETERS.items() if name in kind), None)
@@ -382,7 +382,8 @@ def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime,
     Coordinates are centres of pixels, but in older files left and upper edges: a radar's map then lies about 0.
     """
     units = _text(file["x"].attrs.get("units", "km"))
-    x, y = (file[axis][:].astype(float) / (1000 if units.startswith("m") else 1) for axis in "xy")
+    edges = (np.array([*file[axis][:2], file[axis][-1]], float) for axis in "xy")
+    x, y = (each / (1000 if units.startswith("m") else 1) for each in edges)
     pixel, down = (round(float(step), 6) for step in (x[1] - x[0], y[0] - y[1]))
     if pixel <= 0 or down <= 0:
         raise UserError(f"{path}: its rows begin in the south or its columns in the east; give the Bureau's own grid")
