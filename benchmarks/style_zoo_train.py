@@ -190,8 +190,8 @@ class Goals(nn.Module):
         super().__init__()
         self.names = tuple(aims)
         prices = torch.tensor([PRICES[name] for name in aims]).log()
-        self.register_buffer("aims", torch.tensor(list(aims.values())))
-        self.register_buffer("bounds", prices[:, 1:])
+        self.register_buffer("aims", torch.tensor(list(aims.values())), persistent=False)
+        self.register_buffer("bounds", prices[:, 1:], persistent=False)
         self.register_buffer("log", prices[:, 0].clone())
         self.register_buffer("mean", self.aims.clone())
 

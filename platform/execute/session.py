@@ -539,9 +539,13 @@ def scheduled() -> dict[str, float]:
 
 
 def _most(config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the resources of all nodes that an autoscaler's config allows."""
+    """Return the resources of all nodes that an autoscaler's config allows; empty where it may add none."""
+    kinds, head = config["available_node_types"], config.get("head_node_type")
+    nodes = {name: kind.get("max_workers", 1) for name, kind in kinds.items()}
+    if not any(nodes[name] for name in nodes if name != head):
+        return {}
     resources: dict[str, float] = {}
-    for kind in config["available_node_types"].values():
-        for name, amount in kind["resources"].items():
-            resources[name] = resources.get(name, 0.0) + amount * kind.get("max_workers", 1)
+    for name, kind in kinds.items():
+        for resource, amount in kind["resources"].items():
+            resources[resource] = resources.get(resource, 0.0) + amount * (nodes[name] or name == head)
     return resources

@@ -141,6 +141,10 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
         except attempts.LeaseLost:
             taken.append(folder)
             continue
+        except attempts.Died as error:  # with all members of its stack
+            for _, _, each, _ in todo:
+                each.fail(str(error))
+            raise
         state = status(folder, keep, digest, weights=True)
         if state in ("data changed", "weights not kept", "weights not sent"):
             forget(folder, state == "data changed")

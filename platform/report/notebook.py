@@ -172,7 +172,7 @@ def table_text(part: FilledTable) -> str:
     verdicts = Counter(claim.status for claim in part.claims)
     counted = ", ".join(f"{count} {status}" for status, count in verdicts.items())
     claims = [f"claims: {counted}"] if counted else []
-    apart = [cut(part.apart, WIDTH)] if part.apart else []
+    apart = [cut(text, WIDTH) for text in (part.caution, part.apart) if text]
     return "\n".join([cut(_table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
 
 

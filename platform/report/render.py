@@ -96,14 +96,14 @@ def commits(part: FilledTable) -> str:
 
 
 def taken(part: FilledTable) -> str:
-    """Return how long the trainings behind a table took, in words; members of a stack share its time."""
-    times = [(run.get("usage", {}), run["provenance"].get("stack") or 1) for run in part.runs.values()]
-    known = [(usage, stack) for usage, stack in times if "cpu_seconds" in usage]
+    """Return how long the trainings behind a table took, in words; a member of a stack has its share of the time."""
+    every = [run.get("usage", {}) for run in part.runs.values()]
+    known = [usage for usage in every if "cpu_seconds" in usage]
     if not known:
         return ""
-    core, gpu = (sum(usage.get(name, 0.0) / stack for usage, stack in known) for name in ("cpu_seconds", "gpu_seconds"))
+    core, gpu = (sum(usage.get(name, 0.0) for usage in known) for name in ("cpu_seconds", "gpu_seconds"))
     words = f"{clock(core)} of one core" + (f" and {clock(gpu)} of a GPU" if gpu else "")
-    lacking = f"; of {len(times) - len(known)} more it is not known" if len(known) < len(times) else ""
+    lacking = f"; of {len(every) - len(known)} more it is not known" if len(known) < len(every) else ""
     return f"Its trainings took {words} ({plural(len(known), 'run')}{lacking})."
 
 
@@ -211,7 +211,7 @@ def latex(part: FilledTable) -> str:
     top = [rf"\multicolumn{{{len(each)}}}{{c}}{{{_latex(column.header)}}}"
            for column, each in zip(part.columns, split, strict=True)]  # fmt: skip
     lines = [
-        f"% {part.name}, {' '.join(f'{about(part)}. {part.apart}'.split())}",
+        f"% {part.name}, {' '.join(f'{about(part)}. {part.caution} {part.apart}'.split())}",
         r"% \usepackage{booktabs, siunitx}",
         rf"\begin{{tabular}}{{l{''.join(formats)}}}",
         r"\toprule",

@@ -43,6 +43,10 @@ class LeaseLost(Exception):
         self.folders = tuple(folders)
 
 
+class Died(UserError):
+    """The process of a run died too often at one step."""
+
+
 @dataclass(frozen=True)
 class Lease:
     """One attempt at a run. Small and picklable: another process may write with it."""
@@ -111,16 +115,14 @@ def acquire(folder: RunFolder, work: str, step: int, dead: int = 0) -> Lease:
 
     Raises:
         LeaseLost: if another attempt owns it.
-        UserError: where the same piece of work died too often at this step.
+        Died: where the same piece of work died too often at this step.
     """
     last = newest_number(folder)
     before = read(folder, last) if last > dead else {}
     if last > dead and not is_over(before, work):
         raise LeaseLost([folder])
     if all(_died(folder, number, work, step) for number in range(last, last - DEATHS, -1)):
-        why = f"its process died {DEATHS} times at step {step}; it may need more memory than there is"
-        folder.fail(why)
-        raise UserError(why)
+        raise Died(f"its process died {DEATHS} times at step {step}; it may need more memory than there is")
     name = os.urandom(8).hex()
     attempt = Lease(
         folder,

@@ -136,10 +136,11 @@ class Storage:
 
     def files(self, path: str) -> Iterator[tuple[str, tuple[int, int]]]:
         """Yield every file below a folder, by its path from there, with its size and time (ns)."""
-        if self.is_local:  # as it is walked: there may be a million
-            return snapshot.listed(self.filesystem, self._path(path))
         with disk_errors(self._name(path)):
-            return iter(self.retried(path, lambda: [*snapshot.listed(self.filesystem, self._path(path))]))
+            if self.is_local:  # as it is walked: there may be a million
+                yield from snapshot.listed(self.filesystem, self._path(path))
+            else:
+                yield from self.retried(path, lambda: [*snapshot.listed(self.filesystem, self._path(path))])
 
     @patient
     def read(self, path: str) -> bytes:

@@ -223,14 +223,17 @@ class Forecasters:
         """Forecast rain from the images in a body, by one forecaster or several."""
         wanted = Wanted(**options)
 
+        cautions: dict[str, None] = {}
+
         async def forecasts() -> list[Array]:
-            works = [await asyncio.to_thread(work, self.forecasters[sha256], region, body) for sha256 in sha256s]
+            models = [await asyncio.to_thread(self.forecasters.__getitem__, sha256) for sha256 in sha256s]
+            cautions.update(dict.fromkeys(str(model.about.get("data_caution", "")) for model in models))
+            works = [await asyncio.to_thread(work, model, region, body) for model in models]
             return await asyncio.gather(*(self.batch(each) for each in works))
 
         time = moment(wanted.time)
         members = await self.line.run(forecasts)
         source = f"retable, {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else "retable"
-        cautions = dict.fromkeys(str(self.forecasters[sha256].about.get("data_caution", "")) for sha256 in sha256s)
         source = f"{source}; files {', '.join(sha256s)}"
         made = maps.Forecast(
             joined(members, wanted), region or NOT_NAMED, source, time, " ".join(filter(None, cautions))

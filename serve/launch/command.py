@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from retable.serve.application import Arguments
 
 T = TypeVar("T")
+_leaving = threading.Event()
+"""Set where the server ends: nothing is deployed any more."""
 PATIENCE = 20.0
 """Seconds that what was begun has to be answered when the server ends."""
 WATCH, MISSED = 1.5, 3
@@ -222,6 +224,7 @@ def serving(
     interrupt = Interrupt() if threading.current_thread() is threading.main_thread() else None
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM) if interrupt}
     name, began = "", False
+    _leaving.clear()
     try:
         start_ray(nested=False, interrupt=interrupt)
         address = join(address)
@@ -289,7 +292,8 @@ def leave(name: str) -> None:
     """
     import ray
 
-    last = _exit_after(PATIENCE + LAST)
+    _leaving.set()
+    last = _exit_after(PATIENCE + 5 + LAST)
     gone = ray.is_initialized() and not ray_compat.connected()
     if ray.is_initialized() and name and not gone:
         try:
@@ -366,6 +370,8 @@ def deploy(
     from retable.serve.application import LOGS, NAME, assemble, served
 
     name, made = address.name or NAME, assemble(arguments, storage, served(models), scaling)
+    if _leaving.is_set():  # an interrupt left `watched`, whose thread goes on
+        raise UserError("serve: it is ending")
     try:
         serve.run(made, name=name, route_prefix=address.prefix, logging_config=LOGS)
     except (RuntimeError, TimeoutError, RayError) as error:

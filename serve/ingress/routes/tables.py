@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Response
 
-from retable.platform.errors import UserError
+from retable.platform.errors import Unreachable
 from retable.platform.store.patience import at_most
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.middleware import respond
@@ -28,7 +28,7 @@ def add(app: FastAPI, models: Sequence[Model], storage: Storage | None) -> None:
         try:
             with at_most(0):
                 return respond(await asyncio.to_thread(work, tables))
-        except UserError as error:
+        except Unreachable as error:
             logging.getLogger("ray.serve").warning("tables: %s", error)
             raise Problem(503, "the storage of the tables does not answer; try again in a moment").wait(5) from error
 

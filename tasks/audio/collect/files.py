@@ -382,7 +382,7 @@ def _read_parts(opened: Sequence[tuple[soundfile.SoundFile, str]], stack: ExitSt
 def _part(path: Path, part: chunks.Part, stack: ExitStack) -> tuple[soundfile.SoundFile, str]:
     """Open a part until the stack is closed; return it and the name of its container."""
     sound = stack.enter_context(soundfile.SoundFile(stack.enter_context(chunks.Slice(path, part.begins, part.ends))))
-    if not part.samples:
+    if not part.samples or not sound.subtype.startswith(PLAIN):
         return sound, sound.format
     endian = "BIG" if sound.format == "AU" else "LITTLE"
     layout = {"samplerate": sound.samplerate, "channels": sound.channels, "subtype": sound.subtype, "endian": endian}

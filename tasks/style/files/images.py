@@ -162,7 +162,8 @@ def named_matrix(image: ImageFile.ImageFile, source: Path | str | bytes) -> tupl
     Raises:
         UserError: on HDR.
     """
-    primaries, transfer = code_points(source)
+    profiled = image.format != "PNG" and "icc_profile" in image.info  # cICP comes before a profile, nclx after one
+    primaries, transfer = (0, 0) if profiled else code_points(source)
     if transfer in (hdr.PQ, hdr.HLG):
         raise UserError("an HDR picture (PQ or HLG), which is not read; save it in sRGB")
     if primaries in hdr.PRIMARIES:

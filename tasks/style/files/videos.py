@@ -71,7 +71,5 @@ def upright(picture: Array, turn: Sequence[int]) -> Array:
 def to_rgb(frame: Any) -> Array:
     """Return a frame as it is shown: uint8 (height, width, 3), upright; HDR and wide colors as BT.709."""
     wide = hdr.find(frame.color_trc, frame.color_primaries)
-    if not wide:
-        return upright(np.asarray(frame.to_ndarray(format="rgb24")), turn_of(frame))
-    deep = frame.reformat(format="rgb48le", src_colorspace=MATRICES[matrix_of(frame)])
-    return upright(hdr.to_bt709(deep.to_ndarray(), wide), turn_of(frame))
+    rgb = frame.reformat(format="rgb48le" if wide else "rgb24", src_colorspace=MATRICES[matrix_of(frame)]).to_ndarray()
+    return upright(hdr.to_bt709(rgb, wide) if wide else np.asarray(rgb), turn_of(frame))

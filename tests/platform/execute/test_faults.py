@@ -430,6 +430,7 @@ def test_a_training_whose_process_dies_again_and_again_at_one_step_fails_in_a_li
         said.count("note: Ray: A worker died") == 3 and "ActorDiedError" not in said and "tune_controller" not in said
     )
     assert attempts(folder) == 3
+    assert "died 3 times" in folder.folder.read_json("failure.json")["why"]
     record["survived"] = "no: one line"
 
 

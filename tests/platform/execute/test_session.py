@@ -126,6 +126,14 @@ def test_a_cluster_of_pods_counts_for_what_its_autoscaler_may_start(pod, capsys)
     found = cluster.possible_resources()
     assert (found["CPU"], found["GPU"]) == (4 * 15 + 8 * 15, 8) and cluster.autoscales()
     cluster.check_room("GPU", 8)
+    for group in content["spec"]["workerGroupSpecs"]:
+        group["maxReplicas"] = 0
+    pod(content)
+    assert cluster.possible_resources() == {"CPU": 0.0} and not cluster.autoscales()
+    content["spec"]["workerGroupSpecs"][0]["maxReplicas"] = 1
+    content["spec"]["headGroupSpec"]["rayStartParams"] = {}
+    pod(content)
+    assert cluster.possible_resources()["CPU"] == 15 + 3, "the head computes, too"
     content["spec"]["enableInTreeAutoscaling"] = False
     pod(content)
     assert cluster.possible_resources() == {"CPU": 0.0} and not cluster.autoscales()

@@ -102,7 +102,7 @@ def test_one_line_names_the_commits_that_measured_a_table(filled, capsys):
 
 
 def test_a_report_says_what_its_trainings_took(filled):
-    """Of the processor; members of a stack share what the stack took."""
+    """Of the processor; each member of a stack keeps its share of what the stack took."""
     _, part = filled
     first, second, *_ = part.runs
 
@@ -113,8 +113,8 @@ def test_a_report_says_what_its_trainings_took(filled):
 
     alone = {"seconds": 9000.0, "cpu_seconds": 7200.0}
     assert "Its trainings took 2 h 00 min of one core (2 runs)." in of((alone, 1), ({"cpu_seconds": 0.0}, 1))
-    assert "Its trainings took 3 h 00 min of one core (2 runs)." in of((alone, 1), (alone, 2))
-    assert "of one core and 30 s of a GPU (1 run; of 1 more it is not known)." in of(
+    assert "Its trainings took 4 h 00 min of one core (2 runs)." in of((alone, 1), (alone, 2))
+    assert "of one core and 1 min 00 s of a GPU (1 run; of 1 more it is not known)." in of(
         ({**alone, "gpu_seconds": 60.0}, 2), ({}, 1)
     )
     assert "trainings took" not in of(({}, 1))

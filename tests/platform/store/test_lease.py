@@ -138,7 +138,6 @@ def test_the_same_work_is_taken_up_again_at_once_but_not_a_fourth_time_at_one_st
     with pytest.raises(UserError, match=r"^its process died 3 times at step 4; "):
         acquire(folder, "a", 4)
     assert newest_number(folder) == 3
-    assert "died 3 times" in folder.folder.read_json("failure.json")["why"]
     assert acquire(folder, "a", 5).number == 4, "it has come further"
     elsewhere(folder, 4)
     assert acquire(folder, "a", 4).number == 5, "another death in between"

@@ -35,6 +35,7 @@ from jaxtyping import UInt8
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
+from retable.platform.text import plural
 from retable.tasks.style.files.hdr import Wide, find, to_bt709
 from retable.tasks.style.files.videos import BT709, MATRICES, OPENING, is_sideways, matrix_of, turn_of, upright
 
@@ -249,7 +250,7 @@ def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -
                 times.popleft()
     said = _end(container, stream)
     if jumps := len(clock.offsets) - 1:
-        notes.append(f"its clock jumps {jumps} times: what follows a jump is written without a gap")
+        notes.append(f"its clock jumps {plural(jumps, 'time')}: what follows a jump is written without a gap")
     elif said - end > LATE:
         notes.append(f"its pictures end at {float(end):.1f} of {float(said):.1f} s: cut off, or its sound is longer")
     if damaged:
