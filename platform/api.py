@@ -10,8 +10,7 @@ from retable.platform.config import changes_of
 from retable.platform.errors import UserError as UserError
 from retable.platform.execute.run import execute
 from retable.platform.execute.session import interruptible
-from retable.platform.execute.sweep import run_sweep
-from retable.platform.execute.sweep_result import SweepResult
+from retable.platform.execute.sweep import SweepResult, run_sweep
 from retable.platform.plan.plan import Plan, compile_configs, compile_plan
 from retable.platform.report import measured, packing, verifying, write
 from retable.platform.report.notebook import Runs, Tables

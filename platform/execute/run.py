@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from retable.platform.errors import UserError
-from retable.platform.execute.post_training import After
-from retable.platform.execute.scheduler import train_all
+from retable.platform.execute.scheduler import After, train_all
 from retable.platform.execute.scoring import measure_all
 from retable.platform.execute.session import (
     check_nodes,

@@ -1,4 +1,7 @@
-"""Training scheduler: starts each run once its dataset is loaded and its parent run has ended."""
+"""Scheduler: starts each training once its dataset is loaded and its parent has ended, and what follows beside them.
+
+`Scheduler` is the queue of trials that Tune asks; `After` predicts, scores and combines as soon as inputs exist.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from retable.platform.console import ProgressBoard, console
 from retable.platform.execute.callback import FAILURE, LATE, TAKEN, Report, RunProgress, Spec, TrialCallback
 from retable.platform.execute.datasets import DatasetCache
-from retable.platform.execute.post_training import After
+from retable.platform.execute.ensembles import Ensembler
+from retable.platform.execute.scoring import ScoringTasks
 from retable.platform.execute.session import possible_resources
 from retable.platform.execute.trials import Job, Launch, check, concurrent, fit
-from retable.platform.plan.graph import Node, Order, data_key, train_key, train_nodes
-from retable.platform.plan.plan import Plan, Shared, Training, name_of, stacks
-from retable.platform.spec.resources import Requirements, largest
+from retable.platform.plan.graph import Node, Order, data_key, evaluation_nodes, train_key, train_nodes
+from retable.platform.plan.plan import Plan, Prediction, Scoring, Shared, Training, name_of, stacks
+from retable.platform.spec.resources import Requirements, Resources, largest
 from retable.platform.store.lease import StaleLeaseWatcher
+from retable.platform.store.run import RunFolder
 from retable.platform.text import plural
 
 if TYPE_CHECKING:
@@ -306,3 +311,56 @@ class Scheduler:
                 """Go on from nothing."""
 
         return TuneQueue()
+
+
+class After:
+    """Predicts, scores and combines what a plan lacks, while trainings run."""
+
+    def __init__(self, plan: Plan, resources: Resources | None = None, gpus: float = 0.0) -> None:
+        self.plan = plan
+        self.scorer, self.joiner = ScoringTasks(plan, resources or Resources(), gpus), Ensembler(plan)
+        self.combinings = {f"combine {combining.path}": combining for combining in plan.uncombined}
+        self.order = Order(evaluation_nodes(plan))
+        self._start()
+
+    def submit(self, folder: RunFolder) -> None:
+        """Start the predictions that a finished run makes possible; of one that diverged there are none."""
+        diverged = "diverged" in (folder.result() or {})
+        if not diverged:
+            self.scorer.expect(folder)
+        self.order.end(train_key(folder.path), failed=diverged)
+        self._start()
+
+    def _start(self) -> None:
+        """Start what waits for nothing any more."""
+        while nodes := self.order.ready():
+            for node in nodes:
+                if node.kind == "combine":
+                    self.joiner.start(self.combinings[node.key])
+                else:
+                    self.scorer.submit(node)
+
+    def poll(self, seconds: float | None = 0) -> None:
+        """Process completed tasks and start what depends on them; block up to `seconds` for the first one."""
+        import ray
+
+        # Of both kinds, as either may hold the CPUs of the other.
+        pending: list[object] = [*self.scorer.pending, *self.joiner.actors.running]
+        count = len(pending) if seconds == 0 else 1
+        for ref in ray.wait(pending, num_returns=count, timeout=seconds)[0] if pending else []:
+            if ref in self.scorer.pending:
+                key, succeeded = self.scorer.finish_task(ref)
+                self.order.end(key, failed=not succeeded)
+        self._start()
+        self.joiner.poll()
+
+    def finish(self) -> dict[str, str]:
+        """Process all finished runs, wait for every task, and return the failures."""
+        runs: list[Scoring | Prediction] = [*self.plan.unscored, *self.plan.predictions.values()]
+        for folder in {item.folder.path: item.folder for item in runs}.values():
+            if folder.result() is not None:
+                self.submit(folder)
+        with self.scorer.board.show():
+            while self.scorer.pending:
+                self.poll(None)
+        return self.scorer.board.failures | self.joiner.finish()

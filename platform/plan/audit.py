@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from retable.platform.config import exact_changes, parent, set_line
-from retable.platform.plan.calibration import Learnt, training_cost
+from retable.platform.plan.cost import Learnt, training_cost
 from retable.platform.plan.plan import Combining, Plan
 from retable.platform.spec.table import Combined, Measurement, Replicate, view_changes
 from retable.platform.store.run import RunFolder

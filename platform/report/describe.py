@@ -14,7 +14,7 @@ from retable.platform.report.results import Cell, FilledReplicate, FilledTable, 
 from retable.platform.report.write import Request, kept_tables, read_request, request_slug
 from retable.platform.spec.table import Origin
 from retable.platform.store import provenance
-from retable.platform.store.index import Index
+from retable.platform.store.cache import Index
 from retable.platform.store.query import Files, folders_in, list_runs, look_at
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Record, Storage

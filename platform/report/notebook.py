@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from retable.platform.commit import code_root
 from retable.platform.config import describe, differences
 from retable.platform.errors import UserError
-from retable.platform.execute.sweep_result import SweepResult
+from retable.platform.execute.sweep import SweepResult
 from retable.platform.plan.plan import Plan
 from retable.platform.store.query import FIELDS, Run, differs, usual
 from retable.platform.store.storage import Record

@@ -1,6 +1,6 @@
 """State of the runs on a storage, without Ray and without the tasks' code.
 
-A finished run is told from the index (`index.py`) as long as its folder has not changed; of the others the files are
+A finished run is told from the index (`cache.py`) as long as its folder has not changed; of the others the files are
 read. On a local disk a folder's own time says whether it has changed; on a bucket, one listing of all files does.
 """
 
@@ -19,8 +19,7 @@ from typing import Literal, get_args
 
 from retable.platform.config import describe
 from retable.platform.errors import UserError, disk_errors, nearest
-from retable.platform.store.cache import Snapshot, gc_paused, is_text, listed
-from retable.platform.store.index import Entry, Index
+from retable.platform.store.cache import Entry, Index, Snapshot, gc_paused, is_text, listed
 from retable.platform.store.lease import STALE_SECONDS
 from retable.platform.store.run import RunFolder, outcome_of
 from retable.platform.store.storage import Record, Storage

@@ -20,8 +20,7 @@ from retable.platform.errors import Unreachable, UserError
 from retable.platform.spec.task import Startable
 from retable.platform.store.run import RunFolder, weights_path
 from retable.platform.store.weights import stored
-from retable.platform.train.usage import PEAKS, Meter, joined
-from retable.platform.train.worker import Worker, seed_everything
+from retable.platform.train.worker import PEAKS, Meter, Worker, add_usage, seed_everything
 
 if TYPE_CHECKING:
     from retable.platform.spec.task import Data, Learner, Task
@@ -44,7 +43,7 @@ class Progress:
     """Metric -> sum over this epoch's steps, float64, shape (members,)."""
     seconds: float = 0.0
     used: dict[str, float] = field(default_factory=dict)
-    """What all attempts took until here (`usage.Meter.read`)."""
+    """What all attempts took until here (`worker.Meter.read`)."""
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Count one step and add its metrics."""
@@ -138,7 +137,7 @@ def train(
                 }  # rank 0 saves for all
                 with clock:
                     if worker.rank == 0:
-                        progress.used = joined(used, meter.read())
+                        progress.used = add_usage(used, meter.read())
                         worker.check_owner()
                         save_checkpoints(learner.state_dict(), progress, folders, digest)
                 worker.checkpoint_written()
@@ -149,7 +148,7 @@ def train(
         ended = progress.epoch == epochs or all(over(rule, history) for history in histories)
         if worker.rank == 0:
             worker.check_owner()
-            progress.used = joined(used, meter.read())
+            progress.used = add_usage(used, meter.read())
             states = learner.state_dict()
             for folder, state, history, kept in zip(folders, states, histories, keep, strict=True):
                 _keep_weights(folder, state["weights"], history, kept, epochs, rule)

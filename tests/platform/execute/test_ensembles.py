@@ -9,7 +9,7 @@ import pytest
 
 from retable.platform.execute import ensembles as combine
 from retable.platform.execute.ensembles import Ensembler, StoredMember, combination_shards, member_metrics
-from retable.platform.execute.post_training import After
+from retable.platform.execute.scheduler import After
 from retable.platform.execute.session import ray_cluster
 from retable.platform.report.results import gather
 from retable.platform.spec.table import Combined, Row
