@@ -104,11 +104,18 @@ class DatasetCache:
         """Count a trial that uses a dataset."""
         self.entries[where].users += 1
 
-    def release(self, where: str, trainings: int) -> None:
-        """Count a trial that ended, with its trainings; drop the dataset after the last training."""
-        self.entries[where].users -= 1
+    def release(self, where: str, trainings: int, users: int = 1) -> None:
+        """Count a trial that ended, with its trainings; drop the dataset after the last training.
+
+        Args:
+            where: the data folder.
+            trainings: how many ended, or will not begin.
+            users: the trials that ended: 0 for trainings that never began.
+        """
+        if users:
+            self.entries[where].users -= 1
         self.wanted[where] -= trainings
-        if self.wanted[where] <= 0:
+        if self.wanted[where] <= 0 and where in self.entries:
             self.holder.drop.remote(where)
             del self.entries[where]
 

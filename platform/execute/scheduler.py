@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +139,10 @@ class Scheduler:
         self.blocked = {job: {train_key(each.folder.path) for each in stack} for job, stack in enumerate(self.stacks)}
         """Job -> the keys of its members that may not start yet."""
         self.order = Order(train_nodes(trainings, self.launch.storage, self.shared))
+        self.parents = {need for node in self.order.nodes.values() for need in node.needs}
+        """Keys that others wait for."""
+        self.lost: dict[str, str] = {}
+        """Key of a training that gives its children no weights -> why, in words."""
         self.datasets.reserve(each.task.dataset.where(each.config) for each in trainings)
         self.release_ready()
 
@@ -159,13 +163,25 @@ class Scheduler:
         return first.task.dataset.where(first.config)
 
     def release_ready(self) -> None:
-        """Enqueue the trials whose datasets are loaded and whose parents have ended, successfully or not."""
+        """Enqueue the trials whose datasets are loaded and whose parents have weights."""
         self._end_loaded()
         while nodes := self.order.ready():
-            self.loading += [node for node in nodes if node.kind == "data"]
-            self._unblock(node.key for node in nodes if node.kind == "train")
+            for node in nodes:
+                if node.kind == "train":
+                    self._unblock(node.key)
+                elif self._is_read(node):
+                    self.loading.append(node)
+                else:
+                    self.order.end(node.key, failed=True)
             self._end_loaded()
-        self._unblock(self.order.failed & self.jobs.keys())
+        skipped, self.order.skipped = self.order.skipped, []
+        for node in skipped:
+            self._unblock(node.key)
+
+    def _is_read(self, data: Node) -> bool:
+        """Return whether any reader of a dataset may still begin."""
+        readers = (node for node in self.order.nodes.values() if data.key in node.needs)
+        return any(not self.order.failed & reader.needs for reader in readers)
 
     def _end_loaded(self) -> None:
         """End the nodes of datasets that are loaded, or that cannot be loaded."""
@@ -176,18 +192,32 @@ class Scheduler:
                 self.loading.remove(node)
                 self.order.end(node.key, failed=available is None)
 
-    def _unblock(self, keys: Iterable[str]) -> None:
-        """Enqueue the jobs that wait for nothing but these members, without the members that failed."""
-        for key in keys:
-            job = self.jobs[key]
-            waits = self.blocked.get(job, set())
-            waits.discard(key)
-            if job in self.blocked and not waits:
-                del self.blocked[job]
-                paths = enumerate(train_key(training.folder.path) for training in self.stacks[job])
-                members = [member for member, path in paths if path not in self.order.failed]
-                if members:
-                    self.enqueue({"job": job, "members": members, "dead": [0] * len(members)})
+    def _unblock(self, key: str) -> None:
+        """Enqueue a member's job if it waits for no other, without the members that failed."""
+        job = self.jobs[key]
+        if job not in self.blocked:  # after the deadline
+            return
+        waits = self.blocked[job]
+        waits.discard(key)
+        if key in self.order.failed:
+            self._show_lost(key)
+        if not waits:
+            del self.blocked[job]
+            paths = enumerate(train_key(training.folder.path) for training in self.stacks[job])
+            members = [member for member, path in paths if path not in self.order.failed]
+            if members:
+                self.enqueue({"job": job, "members": members, "dead": [0] * len(members)})
+
+    def _show_lost(self, key: str) -> None:
+        """Show a training that is not begun as its parent has no weights; of missing data, their own line tells."""
+        node = self.order.nodes[key]
+        for need in node.needs & self.lost.keys():
+            self.lost[key] = "was not begun"
+            self.datasets.board.fail(
+                node.label, f"not begun: its parent, {self.order.nodes[need].label}, {self.lost[need]}"
+            )
+            training = next(each for each in self.stacks[self.jobs[key]] if train_key(each.folder.path) == key)
+            self.datasets.release(training.task.dataset.where(training.config), 1, users=0)
 
     def enqueue(self, spec: Spec) -> None:
         """Put a trial into the queue."""
@@ -275,7 +305,12 @@ class Scheduler:
                 self.held_by_others[training.folder.path] = (alone, StaleLeaseWatcher(training.folder))
                 continue
             over += 1
-            self.order.end(train_key(training.folder.path))
+            key = train_key(training.folder.path)
+            if FAILURE in last:
+                self.lost[key] = "failed"
+            elif key in self.parents and "diverged" in (training.folder.result() or {}):
+                self.lost[key] = "diverged"
+            self.order.end(key, failed=key in self.lost)
             if FAILURE not in last and self.after is not None:
                 self.after.submit(training.folder)
         self.datasets.release(self.where(spec), over)

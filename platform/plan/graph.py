@@ -105,6 +105,7 @@ def predict_keys(scoring: Scoring, views: Iterable[View]) -> set[str]:
 class Order:
     """Yields the nodes that may start, as others end; what needs a failed node fails with it.
 
+    A dataset does not: it waits for one training, and others read it, too.
     Keys that nodes need, and that are not nodes themselves, end by `end` like all others.
 
     Raises:
@@ -116,6 +117,8 @@ class Order:
         self.started: set[str] = set()
         self.ended: set[str] = set()
         self.failed: set[str] = set()
+        self.skipped: list[Node] = []
+        """Nodes that failed as a need of theirs did; whoever handles them empties this list."""
         self._sorter = TopologicalSorter({key: node.needs for key, node in self.nodes.items()})
         self._sorter.prepare()
 
@@ -126,7 +129,8 @@ class Order:
             for key in keys:
                 self.started.add(key)
                 node = self.nodes.get(key)
-                if node is not None and self.failed & node.needs:
+                if node is not None and node.kind != "data" and self.failed & node.needs:
+                    self.skipped.append(node)
                     self.end(key, failed=True)
                 elif node is not None:
                     nodes.append(node)
