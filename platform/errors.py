@@ -53,13 +53,6 @@ def redact_command(words: Sequence[str]) -> str:
     return " ".join(shown)
 
 
-def clean(text: object, most: int = 200) -> str:
-    """Return foreign text as one line without control characters, cut where long."""
-    shown = " ".join(str(text).split())
-    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
-
-
 class UserError(Exception):
     """A mistake that the user can mend. Its text is one line without secrets: what is wrong, where, and the remedy.
 

@@ -119,10 +119,6 @@ class DatasetCache:
             self.holder.drop.remote(where)
             del self.entries[where]
 
-    def poll(self, seconds: float = 0.0) -> bool:
-        """Process completed dataset tasks; block up to `seconds` for the first one; return whether anything changed."""
-        return self._wait(seconds)
-
     def fetch(self, configs: Mapping[str, tuple[Task, Config]]) -> None:
         """Load datasets, by their folders, and wait for all of them.
 
@@ -133,9 +129,10 @@ class DatasetCache:
             for entry in self.entries.values():
                 if entry.failure:
                     raise UserError(entry.failure)
-            self._wait(None)
+            self.poll(None)
 
-    def _wait(self, seconds: float | None) -> bool:
+    def poll(self, seconds: float | None = 0.0) -> bool:
+        """Process completed dataset tasks; block up to `seconds` for the first one; return whether anything changed."""
         import ray
 
         pending = {entry.pending: where for where, entry in self.entries.items() if entry.pending is not None}

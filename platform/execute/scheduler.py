@@ -48,7 +48,7 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
     jobs: list[Sequence[Training]] = []
     for group in plan.groups.values():
         needs = largest(resources.needs(each.task, each.config, gpus) for each in group)
-        jobs += stacks([group], stack_size(needs, gpus, resources.stack, len(todo)))
+        jobs += stacks(group, stack_size(needs, gpus, resources.stack, len(todo)))
     jobs.sort(key=lambda stack: min(map(plan.start_order, stack)))
     takes = [largest(resources.needs(each.task, each.config, gpus) for each in stack) for stack in jobs]
     known = {needs: needs for needs in takes}  # one object each: what trials are asked for is sent with each

@@ -24,9 +24,10 @@ from typing import Any
 
 from retable.platform import commit, ray_compat
 from retable.platform.console import errors
-from retable.platform.errors import UserError, clean, one_line
+from retable.platform.errors import UserError, one_line
 from retable.platform.store.patience import PATIENCE
 from retable.platform.store.storage import Storage
+from retable.platform.text import plain
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -204,9 +205,9 @@ def tell(message: str) -> None:
         file = Path(ray_compat.logs_folder(), MESSAGES)
         with file.open("a") as kept:
             kept.write(f"{message}\n")
-        said = f"{clean(words.partition('. ')[0].rstrip('.'))} (more in {file})"
+        said = f"{plain(words.partition('. ')[0].rstrip('.'))} (more in {file})"
     except OSError:  # another user's folder, or Ray has ended
-        said = clean(words, 2000)
+        said = plain(words, 2000)
     if RETRIED not in words:  # that a process was lost was said
         errors.print(f"note: Ray: {said}", markup=False)
 

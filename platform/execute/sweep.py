@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from retable.platform.config import Config, View, describe, fingerprint, flatten, override, parent, set_line
+from retable.platform.config import Config, View, describe, fingerprint, flatten, override, parent, plain_value, set_line
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, nearest
 from retable.platform.execute.callback import FAILURE, Report, RunProgress, Spec, TrialCallback
@@ -28,7 +28,7 @@ from retable.platform.execute.session import check_nodes, possible_resources, ra
 from retable.platform.execute.trials import Job, Launch, check, concurrent, fit, reported, require, run_job
 from retable.platform.plan.plan import ENDED, Plan, compile_configs, data_digest, name_of, name_of_view, status
 from retable.platform.spec.resources import Requirements, Resources
-from retable.platform.spec.space import SAMPLES, Space, find_space, plain, point_config, point_view
+from retable.platform.spec.space import SAMPLES, Space, find_space, point_config, point_view
 from retable.platform.spec.table import resolve, split_view
 from retable.platform.spec.task import Task, config_at, find
 from retable.platform.store import provenance
@@ -253,7 +253,7 @@ class SweepLaunch(Launch):
     def point(self, spec: Spec) -> dict[str, object]:
         """Return the point that a trial's spec names or is."""
         point = self.points[spec["point"]] if self.points else spec
-        return {path: plain(value) for path, value in point.items()}
+        return {path: plain_value(value) for path, value in point.items()}
 
     def needs(self, spec: Mapping[str, object]) -> Requirements:
         """Return the resources of a trial."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import Literal
@@ -144,11 +144,6 @@ class Order:
         if failed:
             self.failed.add(key)
         self._sorter.done(key)
-
-    @property
-    def open(self) -> Collection[str]:
-        """Return the keys of the nodes that have not ended."""
-        return self.nodes.keys() - self.ended
 
 
 def critical_path(graph: Mapping[str, Node]) -> list[Node]:

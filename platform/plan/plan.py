@@ -34,6 +34,7 @@ from retable.platform.store.cache import Snapshot, gc_paused
 from retable.platform.store.provenance import device_name
 from retable.platform.store.run import RunFolder, check_numbers, listed_shards, sha256, view_key
 from retable.platform.store.storage import Storage
+from retable.platform.text import cut
 
 if TYPE_CHECKING:
     from retable.platform.spec.task import Task
@@ -651,14 +652,11 @@ def status(folder: RunFolder, keep: Sequence[int], digest: str | None, weights: 
     return "weights not sent" if weights and any(folder.lacks(epoch) for epoch in keep) else "done"
 
 
-def stacks(groups: Iterable[Sequence[Training]], size: int) -> list[Sequence[Training]]:
-    """Share out each group of trainings to stacks of at most `size` members, as equal as can be."""
-    stacked: list[Sequence[Training]] = []
-    for group in groups:
-        for members in _side_by_side(group) if size > 1 else [group]:
-            parts = -(-len(members) // size)
-            stacked += [members[part::parts] for part in range(parts)]
-    return stacked
+def stacks(group: Sequence[Training], size: int) -> Iterator[Sequence[Training]]:
+    """Share out a group of trainings to stacks of at most `size` members, as equal as can be."""
+    for members in _side_by_side(group) if size > 1 else [group]:
+        parts = -(-len(members) // size)
+        yield from (members[part::parts] for part in range(parts))
 
 
 def _side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
@@ -761,7 +759,7 @@ def words_of(changes: Mapping[str, object], known: Mapping[str, object]) -> str:
     """Write changes but those that are known, in at most `ROOM` columns."""
     shown = {path: value for path, value in changes.items() if path not in known and path != "init.overrides"}
     words = describe({path.rsplit(".", 1)[-1]: value for path, value in shown.items()})
-    return words if len(words) <= ROOM else f"{words[: ROOM - 1]}…"
+    return cut(words, ROOM)
 
 
 ROOM = 30

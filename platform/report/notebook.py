@@ -19,7 +19,7 @@ from retable.platform.execute.sweep import SweepResult
 from retable.platform.plan.plan import Plan
 from retable.platform.store.query import FIELDS, Run, differs, usual
 from retable.platform.store.storage import Record
-from retable.platform.text import clock
+from retable.platform.text import clock, cut
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,23 +99,22 @@ def text_grid(header: Sequence[str], rows: Rows, width: int = WIDTH, most: int =
     rest = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
     if fitting >= len(widths) - 1 and rest >= 10:  # the last one is cut where it must be, and has all the room there is
         widths[-1], fitting = min(full[-1], rest), len(widths)
-    lines = ["  ".join(cut(text, w).ljust(w) for text, w in zip(line, widths[:fitting], strict=False)).rstrip()
+    lines = ["  ".join(_line(text, w).ljust(w) for text, w in zip(line, widths[:fitting], strict=False)).rstrip()
              for line in zip(*columns, strict=True)]  # fmt: skip
     left = [f"{len(rows) - most} more rows"] if len(rows) > most else []
     left += [f"{len(widths) - fitting} more columns"] if fitting < len(widths) else []
     return "\n".join([*lines, *([f"... {' and '.join(left)}: .frame() has all"] if left else [])])
 
 
-def cut(text: str, width: int) -> str:
+def _line(text: str, width: int) -> str:
     """Return a text in one line, cut where it is longer."""
-    text = " ".join(text.split())
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    return cut(" ".join(text.split()), width)
 
 
 def _facts_text(title: str, facts: Mapping[str, str]) -> str:
     """Return a title and facts, a line each."""
     wide = max(map(len, facts), default=0)
-    return "\n".join([cut(title, WIDTH), *(f"  {n.ljust(wide)}  {cut(t, WIDTH - wide - 4)}" for n, t in facts.items())])
+    return "\n".join([_line(title, WIDTH), *(f"  {n.ljust(wide)}  {_line(t, WIDTH - wide - 4)}" for n, t in facts.items())])
 
 
 # A plan ----------------------------------------------------------------------------------------------------------
@@ -172,8 +171,8 @@ def table_text(part: FilledTable) -> str:
     verdicts = Counter(claim.status for claim in part.claims)
     counted = ", ".join(f"{count} {status}" for status, count in verdicts.items())
     claims = [f"claims: {counted}"] if counted else []
-    apart = [cut(text, WIDTH) for text in (part.caution, part.apart) if text]
-    return "\n".join([cut(_table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
+    apart = [_line(text, WIDTH) for text in (part.caution, part.apart) if text]
+    return "\n".join([_line(_table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
 
 
 def _table_title(part: FilledTable) -> str:
@@ -291,7 +290,7 @@ def _sweep_title(result: SweepResult) -> str:
 
 def _sweep_text(result: SweepResult) -> str:
     """Return a sweep as a text of a screen."""
-    return f"{cut(_sweep_title(result), WIDTH)}\n{text_grid(*_sweep_grid(result))}"
+    return f"{_line(_sweep_title(result), WIDTH)}\n{text_grid(*_sweep_grid(result))}"
 
 
 def _sweep_html(result: SweepResult) -> str:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from retable.platform.config import OwnConfig, OwnView, fingerprint, override
-from retable.platform.errors import UserError, clean
+from retable.platform.errors import UserError
 from retable.platform.execute.ensembles import output_folder
 from retable.platform.execute.scoring import shards_of, weights_digest
 from retable.platform.plan.plan import (
@@ -38,7 +38,7 @@ from retable.platform.store.cache import gc_paused
 from retable.platform.store.records import Malformed, check_content
 from retable.platform.store.run import SHARDS, RunFolder, weights_path
 from retable.platform.store.storage import Record, Storage
-from retable.platform.text import and_more
+from retable.platform.text import and_more, plain
 
 Reader = Callable[[], bytes]
 LAST = ("combination", "result")
@@ -455,7 +455,7 @@ class Taker:
 
     def _write(self, member: Member, data: bytes) -> None:
         if member.kind in MARKED:
-            text = {name: clean(self.bundle.about[name]) for name in ("packed", "host", "device")}
+            text = {name: plain(self.bundle.about[name]) for name in ("packed", "host", "device")}
             data = json.dumps({**json.loads(data), "bundle": {"id": self.bundle.id, **text}}, indent=2).encode()
         self.storage.write(member.path, data)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retable.platform.config import OwnConfig, OwnView, View, convert, override
+from retable.platform.config import OwnConfig, OwnView, View, convert, override, plain_value
 from retable.platform.errors import UserError, nearest, one_line
 from retable.platform.spec.table import split_view
 from retable.platform.spec.task import Task, find
@@ -124,7 +124,7 @@ class Space:
         drawn = (
             {path: domain.sample(random_state=state) for path, domain in self.domains.items()} for _ in range(count)
         )
-        return [{path: plain(value) for path, value in point.items()} for point in drawn]
+        return [{path: plain_value(value) for path, value in point.items()} for point in drawn]
 
     def _check_search(self) -> None:
         from ray.tune.schedulers import SCHEDULER_IMPORT
@@ -203,11 +203,6 @@ def point_config(base: object, changes: Mapping[str, object], point: Mapping[str
 def point_view(view: View, point: Mapping[str, object]) -> OwnView:
     """Return the view that one point is scored under."""
     return override(view, split_view(point)[1])
-
-
-def plain(value: object) -> object:
-    """Convert a NumPy scalar to a plain Python value, as configs hold."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def spaces() -> list[str]:

@@ -23,6 +23,7 @@ import io
 import json
 import re
 import struct
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -436,11 +437,8 @@ def tensorboard_events(rows: Sequence[Mapping[str, Any]], samples: Mapping[int, 
     from tensorboardX.proto.summary_pb2 import Summary
     from tensorboardX.record_writer import RecordWriter
 
-    buffer = io.BytesIO()
-    writer = RecordWriter.__new__(RecordWriter)  # its constructor opens a path; we want the bytes
-    writer._writer = buffer
     start = float(rows[0]["time"]) if rows else time.time()
-    writer.write(Event(wall_time=start, file_version="brain.Event:2").SerializeToString())
+    events = [Event(wall_time=start, file_version="brain.Event:2")]
     for row in rows:
         values = [
             Summary.Value(tag=name, simple_value=float(value))
@@ -452,6 +450,10 @@ def tensorboard_events(rows: Sequence[Mapping[str, Any]], samples: Mapping[int, 
             width, height = struct.unpack(">II", png[16:24])  # PNG's first chunk begins with them
             picture = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png)
             values.append(Summary.Value(tag="sample", image=picture))
-        event = Event(wall_time=float(row["time"]), step=int(row["step"]), summary=Summary(value=values))
-        writer.write(event.SerializeToString())
-    return buffer.getvalue()
+        events.append(Event(wall_time=float(row["time"]), step=int(row["step"]), summary=Summary(value=values)))
+    with tempfile.NamedTemporaryFile(prefix="retable-events-") as file:
+        writer = RecordWriter(file.name)
+        for event in events:
+            writer.write(event.SerializeToString())
+        writer.close()
+        return file.read()
