@@ -20,9 +20,9 @@ from retable.platform.spec.task import Task, find
 from retable.platform.store.lease import DEATHS
 from retable.platform.store.storage import Storage
 
-ROOM = 0.3
+_ROOM = 0.3
 """Share of a node's object store for datasets: each node that trains holds all of them."""
-AGAIN = "make or convert the data set again"
+_AGAIN = "make or convert the data set again"
 
 
 class RefHolder:
@@ -85,7 +85,7 @@ class DatasetCache:
         here = On(ray.get_runtime_context().get_node_id(), soft=False)
         self.holder: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(RefHolder).remote()  # type: ignore[call-overload]
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        self.room = ROOM * min((node.get("object_store_memory", 0) for node in nodes), default=0)
+        self.room = _ROOM * min((node.get("object_store_memory", 0) for node in nodes), default=0)
 
     def reserve(self, places: Iterable[str]) -> None:
         """Count trainings still to come on these data folders; a dataset is kept until its last training has ended."""
@@ -172,7 +172,7 @@ class DatasetCache:
         """Return the size of a dataset in bytes; 0 unless it can be streamed."""
         if not entry.task.dataset.streams:
             return 0
-        size: int = self.storage.read_record(f"data/{where}/dataset.json", {"bytes": int}, AGAIN)["bytes"]
+        size: int = self.storage.read_record(f"data/{where}/dataset.json", {"bytes": int}, _AGAIN)["bytes"]
         return size
 
     def _full(self, wanted: Entry) -> bool:

@@ -72,7 +72,7 @@ class Shard:
         return None
 
 
-class Combiner:
+class _Combiner:
     """The actor: combines one shard after another."""
 
     def run(self, piece: Shard) -> str | None:
@@ -219,7 +219,7 @@ class Actors:
         room = max(1, int(possible_resources().get("CPU", 1))) if self.waiting else 0
         while self.waiting and len(self.running) < room:
             piece = self.waiting.popleft()
-            actor: Any = self.idle.pop() if self.idle else ray.remote(num_cpus=1)(Combiner).remote()
+            actor: Any = self.idle.pop() if self.idle else ray.remote(num_cpus=1)(_Combiner).remote()
             self.running[actor.run.remote(piece)] = (actor, piece)
 
     def _take(self, ref: Any) -> tuple[Shard, str | None] | None:

@@ -20,11 +20,11 @@ from retable.platform.store import lease as attempts
 from retable.platform.store.lease import Lease
 from retable.platform.store.run import RunFolder
 
-GRACE = 10.0
+_GRACE = 10.0
 """Seconds that a process which has to end waits for its checkpoint; a step may take so long."""
 POLL_SECONDS = 5.0
 """Seconds between polls for node drains and requests without a signal."""
-MARK = "leave"
+_MARK = "leave"
 """File in an attempt's folder by which a trial requests a checkpoint of the workers of its Train group."""
 
 
@@ -49,12 +49,12 @@ class Notice:
         """Wait a limited time for a checkpoint of the current step, then release the leases."""
         if self.members and self.relayed:
             for attempt in self.members:
-                attempt.folder.folder.write(f"{attempt.path}/{MARK}", b"")
-            first, deadline = self.members[0], time.monotonic() + GRACE + POLL_SECONDS
-            while first.folder.folder.exists(f"{first.path}/{MARK}") and time.monotonic() < deadline:
+                attempt.folder.folder.write(f"{attempt.path}/{_MARK}", b"")
+            first, deadline = self.members[0], time.monotonic() + _GRACE + POLL_SECONDS
+            while first.folder.folder.exists(f"{first.path}/{_MARK}") and time.monotonic() < deadline:
                 time.sleep(0.2)
         elif self.members:
-            self.saved.wait(GRACE)
+            self.saved.wait(_GRACE)
         for attempt in self.members:
             attempt.write_state("released", -1)
 
@@ -136,20 +136,20 @@ def worker_preemption(members: Sequence[Lease], rank: int) -> Iterator[Callable[
     first = members[0]
 
     def told() -> bool:
-        return node_draining() or (rank == 0 and first.folder.folder.exists(f"{first.path}/{MARK}"))
+        return node_draining() or (rank == 0 and first.folder.folder.exists(f"{first.path}/{_MARK}"))
 
     def answer() -> None:
         NOTICE.checkpoint_written()
         if rank == 0 and NOTICE.saved.is_set():
             for attempt in members:
-                attempt.folder.folder.remove(f"{attempt.path}/{MARK}")
+                attempt.folder.folder.remove(f"{attempt.path}/{_MARK}")
             NOTICE.saved.clear()
 
     with _polling(told):
         yield answer
 
 
-def give_notice(folders: Sequence[RunFolder], wait: float = GRACE) -> None:
+def give_notice(folders: Sequence[RunFolder], wait: float = _GRACE) -> None:
     """Send SIGTERM to the processes that train these runs, on all nodes, and wait for their checkpoints."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On

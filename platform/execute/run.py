@@ -32,7 +32,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
         return {}
     with interruptible():
         work.storage.check_writable()
-        if prepare_data(at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
+        if prepare_data(_at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
             on = work.measure_on
             request = (work.tables, work.storage, work.scale, work.changes, work.rows)
             work = compile_plan(*request, retry=work.retry, train=work.train)
@@ -52,7 +52,7 @@ def _in_groups(work: Plan, resources: Resources) -> bool:
     return any(resources.needs(each.task, each.config, 0.0).workers > 1 for each in work.missing)
 
 
-def at_once(work: Plan) -> list[Training]:
+def _at_once(work: Plan) -> list[Training]:
     """Return the trainings whose data must exist before Ray starts: those of finished runs.
 
     Where all read one data set there is nothing to train beside, and what cannot be had is refused before Ray starts.

@@ -29,11 +29,11 @@ from retable.platform.text import plural
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
 
-STACK = 128
+_STACK = 128
 """Maximum members of a stack, unless the user sets one."""
 POLL_SECONDS = 2.0
 """Seconds between polls of completed tasks, the size of the cluster, and runs that other commands own."""
-LEAST_PENDING = 200
+_LEAST_PENDING = 200
 """Minimum number of trials that may be pending: pending trials make a cluster grow."""
 
 
@@ -72,7 +72,7 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
                 reuse=all(needs.workers == 1 for needs in known),
                 search_alg=flow.searcher(),
                 num_samples=-1,
-                max_concurrent_trials=max(LEAST_PENDING, int(1.1 * possible_resources().get("CPU", 1))),
+                max_concurrent_trials=max(_LEAST_PENDING, int(1.1 * possible_resources().get("CPU", 1))),
             )
         if flow.not_begun:
             console.print(
@@ -100,7 +100,7 @@ def stack_size(needs: Requirements, gpus: float, stack: int, trainings: int) -> 
     if stack or not needs.gpus:
         return stack or 1
     at_once = int(gpus / (needs.workers * needs.gpus))
-    return min(STACK, -(-trainings // max(1, at_once)))
+    return min(_STACK, -(-trainings // max(1, at_once)))
 
 
 @dataclass

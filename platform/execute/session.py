@@ -46,22 +46,22 @@ QUIET = {
 }
 """Environment variables of Ray that hold while Ray is started or joined, where the user has not set them."""
 
-SENT = ("RAY_ADDRESS", "RETABLE_TASKS", PATIENCE, commit.VARIABLE, *QUIET)
+_SENT = ("RAY_ADDRESS", "RETABLE_TASKS", PATIENCE, commit.VARIABLE, *QUIET)
 """Variables that hold on every node of a cluster that is joined."""
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod of Kubernetes finds who it is."""
 _session = ExitStack()
 """What `start_ray` has changed in this process, and `end_ray` restores."""
-MESSAGES = "retable.txt"
+_MESSAGES = "retable.txt"
 """File beside Ray's logs: what Ray said of lost processes and machines."""
-RETRIED = "so the task will be retried"
+_RETRIED = "so the task will be retried"
 """Words of Ray's second message of a lost process."""
 INTERRUPTED = "interrupted; the same command goes on where it stopped"
 SHARED = "name a bucket (s3://...) or a folder that every node mounts at the same place"
 TOKEN_REMEDY = "put the cluster's token into ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
-SOCKET = 68
+_SOCKET = 68
 """Letters that Ray adds to its folder for temporary files: `/ray/session_<time>_<process>/sockets/plasma_store`."""
-SOCKET_NAME = 103 if sys.platform == "darwin" else 107
+_SOCKET_NAME = 103 if sys.platform == "darwin" else 107
 """Letters that the name of a socket may have."""
 ANSWER = 10.0
 """Seconds that a cluster has to answer; one that lives takes milliseconds."""
@@ -202,13 +202,13 @@ def tell(message: str) -> None:
     """Print what Ray says of a lost process or machine as one line; a file beside Ray's logs has all of it."""
     words = " ".join(message.split())
     try:
-        file = Path(ray_compat.logs_folder(), MESSAGES)
+        file = Path(ray_compat.logs_folder(), _MESSAGES)
         with file.open("a") as kept:
             kept.write(f"{message}\n")
         said = f"{plain(words.partition('. ')[0].rstrip('.'))} (more in {file})"
     except OSError:  # another user's folder, or Ray has ended
         said = plain(words, 2000)
-    if RETRIED not in words:  # that a process was lost was said
+    if _RETRIED not in words:  # that a process was lost was said
         errors.print(f"note: Ray: {said}", markup=False)
 
 
@@ -239,7 +239,7 @@ def variables() -> dict[str, Any]:
     """Return a runtime environment with our variables for every node, except those that a job sets itself."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
     environment = (job.get("runtime_env") or {}).get("env_vars") or {}
-    sent = {name: os.environ[name] for name in SENT if name in os.environ and name not in environment}
+    sent = {name: os.environ[name] for name in _SENT if name in os.environ and name not in environment}
     return {"runtime_env": {"env_vars": sent}} if sent else {}
 
 
@@ -254,10 +254,10 @@ def temporary_folder() -> str | None:
     chosen = os.environ.get("RAY_TMPDIR")
     if chosen == "" or (chosen is None and os.environ.get("TMPDIR") == ""):  # Ray would take it for where it is started
         return "/tmp/ray"
-    long = len(os.fsencode(chosen or os.environ.get("TMPDIR", "/tmp"))) + SOCKET > SOCKET_NAME
+    long = len(os.fsencode(chosen or os.environ.get("TMPDIR", "/tmp"))) + _SOCKET > _SOCKET_NAME
     if not long:
         return None
-    remedy = f"set RAY_TMPDIR to a folder whose name has at most {SOCKET_NAME - SOCKET} letters"
+    remedy = f"set RAY_TMPDIR to a folder whose name has at most {_SOCKET_NAME - _SOCKET} letters"
     if chosen:
         raise UserError(f"RAY_TMPDIR={chosen}: too long for the sockets that Ray makes there; {remedy}")
     if not os.access("/tmp", os.W_OK | os.X_OK):
@@ -508,10 +508,10 @@ def growth() -> dict[str, float]:
     import ray
 
     reported = ray_compat.autoscaler_limits() if ray.is_initialized() else {}
-    return reported or launched() or scheduled()
+    return reported or _launched() or scheduled()
 
 
-def launched() -> dict[str, float]:
+def _launched() -> dict[str, float]:
     """Return the same of the cluster launcher's file, which lies on the head: its autoscaler does not report it."""
     import yaml
 

@@ -14,14 +14,14 @@ from retable.platform.store.query import Run, list_runs
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 
-ACTIVE = ("running", "stale", "failed", "incomplete", "corrupt")
+_ACTIVE = ("running", "stale", "failed", "incomplete", "corrupt")
 """States that somebody may want to know of."""
 
 
 def of_storage(storage: Storage) -> dict[str, Any]:
     """Return how many runs are in each state, and those that are not finished, as plain data."""
     runs = list_runs(storage)
-    active = sorted((run for run in runs if run.state in ACTIVE), key=lambda run: (ACTIVE.index(run.state), run.host))
+    active = sorted((run for run in runs if run.state in _ACTIVE), key=lambda run: (_ACTIVE.index(run.state), run.host))
     return {
         "states": dict(Counter(run.state for run in runs)),
         "active": [run.as_json() | {"seconds_left": seconds_left(storage, run)} for run in active],

@@ -31,7 +31,7 @@ TASK_BYTES = 16 << 20
 KINDS: dict[str, type[UserError]] = {"unreachable": Unreachable, "user": UserError}
 """Errors that keep their class on the way out of a task, the narrowest first."""
 
-SLOWEST = 86_400
+_SLOWEST = 86_400
 """Seconds a consumer may take over its pieces before Ray Data gives up: a day, as steps on a CPU are slow."""
 
 
@@ -61,7 +61,7 @@ def stream(pieces: Sequence[Mapping[str, object]], fetch: Fetch, size: int = 0) 
         return
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    context.execution_no_progress_timeout_s = SLOWEST
+    context.execution_no_progress_timeout_s = _SLOWEST
     together = pieces_together(size, context.execution_options.resource_limits.object_store_memory)
     every = pa.table({"number": range(len(pieces)), "piece": [json.dumps(piece) for piece in pieces]})
     blocks = [every.slice(first, together) for first in range(0, len(pieces), together)]

@@ -16,7 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from retable.platform.config import Config, View, describe, fingerprint, flatten, override, parent, plain_value, set_line
+from retable.platform.config import (
+    Config,
+    View,
+    describe,
+    fingerprint,
+    flatten,
+    override,
+    parent,
+    plain_value,
+    set_line,
+)
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, nearest
 from retable.platform.execute.callback import FAILURE, Report, RunProgress, Spec, TrialCallback
@@ -160,7 +170,7 @@ class SweepResult:
 
     def write(self, storage: Storage, path: str) -> None:
         """Write the result as `<path>.json`, `.csv` and `.png`."""
-        write_points(storage, f"{path}.json", self.points)
+        _write_points(storage, f"{path}.json", self.points)
         storage.write(f"{path}.csv", self.csv())
         buffer = io.BytesIO()
         self.figure().savefig(buffer, dpi=120)
@@ -175,7 +185,7 @@ def _is_logarithmic(domain: Any, places: Sequence[Any]) -> bool:
     return "Log" in type(sampler).__name__
 
 
-def write_points(storage: Storage, path: str, points: Sequence[Point]) -> None:
+def _write_points(storage: Storage, path: str, points: Sequence[Point]) -> None:
     """Write a sweep's points: the journal that the same command reads and goes on from."""
     storage.write_json(path, [asdict(point) for point in points])
 
@@ -354,7 +364,7 @@ def _run_trials(
 ) -> list[Point]:
     """Run points as trials of Tune: those that a scheduler may stop, and those that a searcher draws."""
     _train_parents(sweep, configs, resources)
-    journal = Journal(sweep.storage, path, {point.key: point for point in read_points(sweep.storage, path)})
+    journal = _Journal(sweep.storage, path, {point.key: point for point in read_points(sweep.storage, path)})
     initial = known or [point.overrides for point in journal.points.values()]
     todo = [point for point in initial if not journal.point(sweep, point).ended]
     ended = sum(point.ended for point in journal.points.values())
@@ -396,7 +406,7 @@ def _train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources
 
 
 @dataclass
-class Journal:
+class _Journal:
     """The points that a sweep has tried, written after every change; the same command reads them and continues."""
 
     storage: Storage
@@ -423,12 +433,12 @@ class Journal:
             if last is not None:
                 point.ended = FAILURE not in last
                 note_value(point, sweep, last)
-            write_points(self.storage, self.path, list(self.points.values()))
+            _write_points(self.storage, self.path, list(self.points.values()))
 
         return TrialCallback(board, pieces, started=note, on_trial_end=note)
 
 
-def _run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: Journal) -> None:
+def _run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: _Journal) -> None:
     """Run points side by side."""
     from ray import tune
 
@@ -437,7 +447,7 @@ def _run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, jour
     _run_trials_of(space, len(points), replace(launch, points=points), journal)
 
 
-def _run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
+def _run_searcher(samples: int, launch: SweepLaunch, journal: _Journal) -> None:
     """Let a searcher draw points, given the points that were tried before."""
     space = launch.sweep.space
     known = [point for point in journal.points.values() if point.value is not None]
@@ -462,7 +472,7 @@ def _takes_values(search: object) -> bool:
 
 
 def _run_trials_of(
-    space: Mapping[str, object], count: int, launch: SweepLaunch, journal: Journal, **settings: object
+    space: Mapping[str, object], count: int, launch: SweepLaunch, journal: _Journal, **settings: object
 ) -> None:
     """Run so many trials of a Tune experiment, and keep the board and the journal meanwhile."""
     sweep = launch.sweep

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Hours = dict[str, float]
 """Node type -> hours of nodes, 0 where there are none."""
 
-NOT_KNOWN = "not known: no run of this plan is finished on the storage"
+_NOT_KNOWN = "not known: no run of this plan is finished on the storage"
 
 LEAST, MOST = 3, 40
 """Fewer finished runs say nothing; of more, the newest are asked."""
@@ -175,7 +175,7 @@ class Estimate:
     @property
     def busy(self) -> Hours:
         """Node type -> hours of nodes, of all tables."""
-        return summed(*(work.hours for work in self.tables.values()))
+        return _summed(*(work.hours for work in self.tables.values()))
 
     @property
     def total(self) -> float:
@@ -333,7 +333,7 @@ def grid(estimated: Estimate) -> RenderableType:
     line(f"head, {amount(estimated.wall)} h", ("", ""), {}, estimated.cluster.head.hour * estimated.wall)
     trainings = sum(work.trainings for work in estimated.tables.values())
     evaluations = sum(work.evaluations for work in estimated.tables.values())
-    hours = summed(estimated.busy, estimated.idle)
+    hours = _summed(estimated.busy, estimated.idle)
     line("in all", (f"{trainings:,}", f"{evaluations:,}"), hours, estimated.total, "bold")
     return shown
 
@@ -360,7 +360,7 @@ def stored(estimated: Estimate) -> str:
     month = f"{estimated.prices.currency} {amount(size / 1e9 * estimated.prices.gigabyte_month)} a month"
     rest = f"; of {', '.join(unknown)} not known" if unknown else ""
     written = f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
-    return f"{written}, {month}, by the runs that are finished{rest}" if size else NOT_KNOWN
+    return f"{written}, {month}, by the runs that are finished{rest}" if size else _NOT_KNOWN
 
 
 def times(estimated: Estimate) -> str:
@@ -381,7 +381,7 @@ def times(estimated: Estimate) -> str:
     return f"of {estimated.measured} trainings as measured on {gpu.gpu}, by themselves{more}"
 
 
-def summed(*parts: Mapping[str, float]) -> Hours:
+def _summed(*parts: Mapping[str, float]) -> Hours:
     """Return the sum of hours, node type by node type."""
     total: Hours = defaultdict(float)
     for part in parts:

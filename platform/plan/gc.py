@@ -19,7 +19,7 @@ from retable.platform.spec import task as tasks
 from retable.platform.store.query import Run, folders_in, list_runs
 from retable.platform.store.storage import Storage
 
-AT_WORK = 3600.0
+_AT_WORK = 3600.0
 """Seconds: what changed so lately may be somebody's work, whatever it says of itself."""
 RUN = re.compile(r"[0-9a-f]{16}")
 
@@ -61,7 +61,7 @@ def find_unreferenced(storage: Storage, older: float = 0.0) -> tuple[list[Unrefe
     """
     notes: list[str] = []
     named = _find_references(storage, notes)
-    latest = time.time() - max(older * 86400, AT_WORK)
+    latest = time.time() - max(older * 86400, _AT_WORK)
     runs = list_runs(storage) if folders_in(storage, "runs") else []
     _add_parents(named, runs, storage)
     busy = [run for run in runs if run.state in ("running", "stale")]

@@ -425,7 +425,7 @@ def _lineage(config: Config) -> list[Config]:
     return configs
 
 
-LACKING = {
+_LACKING = {
     "new": "not trained",
     "to be continued": "not trained to the end",
     "data changed": "trained on other data",
@@ -464,7 +464,7 @@ def _why_left(plan: Plan, task: Task, replicate: Replicate) -> str:
     sent = training.status in FINISHED
     if sent and (replicate.view is None or _scoring_key(plan, task, replicate) in plan.scorings):
         return ""
-    return LACKING[training.status]
+    return _LACKING[training.status]
 
 
 def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: Snapshot) -> None:
@@ -738,14 +738,14 @@ def name_of(item: Training | Scoring | Prediction | Timing, shared: Shared | Non
         item: the piece.
         shared: what all of its plan have in common (`Plan.shared`), which is left out.
     """
-    words = words_of(differences(item.config, item.task.config()), (shared or {}).get(item.task.name, {}))
+    words = _words_of(differences(item.config, item.task.config()), (shared or {}).get(item.task.name, {}))
     digits = f"[{item.folder.fingerprint[:8]}]" if not isinstance(item, Timing) else ""
     return " ".join(word for word in (item.task.name, words, digits) if word)
 
 
 def name_of_view(item: Scoring | Prediction, shared: Shared | None = None) -> str:
     """Name a view of a run likewise."""
-    words = words_of(differences(item.view, item.task.view()), (shared or {}).get(f"{item.task.name} view", {}))
+    words = _words_of(differences(item.view, item.task.view()), (shared or {}).get(f"{item.task.name} view", {}))
     return f"{name_of(item, shared)} as {words}" if words else name_of(item, shared)
 
 
@@ -755,14 +755,14 @@ def name_of_combining(combining: Combining) -> str:
     return f"{' '.join(word for word in words if word)} [{combining.place.rsplit('/', 1)[-1][:8]}]"
 
 
-def words_of(changes: Mapping[str, object], known: Mapping[str, object]) -> str:
-    """Write changes but those that are known, in at most `ROOM` columns."""
+def _words_of(changes: Mapping[str, object], known: Mapping[str, object]) -> str:
+    """Write changes but those that are known, in at most `_ROOM` columns."""
     shown = {path: value for path, value in changes.items() if path not in known and path != "init.overrides"}
     words = describe({path.rsplit(".", 1)[-1]: value for path, value in shown.items()})
-    return cut(words, ROOM)
+    return cut(words, _ROOM)
 
 
-ROOM = 30
+_ROOM = 30
 """Columns of the changes of a config, and of a view: a line of progress has at most 100, as many terminals."""
 
 

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 PAPERS = ("weather", "style", "audio", "rl")
 """In this order; tasks of others come after them."""
 SCALES = tuple(reversed(tasks.SCALES))
-SILENT = (UNTESTED, NOT_JUDGED)
+_SILENT = (UNTESTED, NOT_JUDGED)
 """Verdicts that say nothing."""
-BARS = 5
+_BARS = 5
 """Rows on a paper's card."""
 FOLD = 15
 """Rows of a table that are seen at first."""
-DENSITY = 1.3
+_DENSITY = 1.3
 """Pixels of a figure's PNG for each of the page's."""
 
 
@@ -57,7 +57,7 @@ class Section:
         found = []
         for claim in forms.in_order(self.part.claims):
             other = smaller.get(claim.text)
-            turned = other is not None and claim.status in SILENT and other.status not in SILENT
+            turned = other is not None and claim.status in _SILENT and other.status not in _SILENT
             found.append((other, self.here.scale) if turned and other and self.here else (claim, self.part.scale))
         return found
 
@@ -197,7 +197,7 @@ def bars(part: FilledTable) -> list[dict[str, object]]:
     if not part.columns:
         return []
     rows = [row for row in part.rows if row.cells[0].mean is not None and row.cells[0].mean > 0]
-    rows = sorted(rows, key=lambda row: -(row.cells[0].mean or 0))[:BARS]
+    rows = sorted(rows, key=lambda row: -(row.cells[0].mean or 0))[:_BARS]
     shown = [(row.cells[0].mean, row.cells[0].published if row.cells[0].comparable else None) for row in rows]
     most = max([number for pair in shown for number in pair if number], default=1)
     return [
@@ -332,7 +332,7 @@ class Pictures:
 def size_of(png: bytes) -> tuple[int, int]:
     """Return the width and height in CSS pixels of a PNG that `write.pictures` drew."""
     width, height = struct.unpack(">II", png[16:24])
-    return round(width / DENSITY), round(height / DENSITY)
+    return round(width / _DENSITY), round(height / _DENSITY)
 
 
 def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bool = False) -> tuple[str, str]:
@@ -369,7 +369,7 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
             parts=parts,
             pictures=Pictures(into, single),
             short=short,
-            silent=SILENT,
+            silent=_SILENT,
             slug=slug_of,
             total=total(papers),
         )

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 WIDTH, ROWS = 100, 20
 """Columns and lines of a text."""
-AXES = ("epoch", "step", "time", "seconds")
+_AXES = ("epoch", "step", "time", "seconds")
 """Entries of a log that are no metrics."""
-PANELS = 6
+_PANELS = 6
 """Most curves of a run that are drawn."""
 MOST = 10
 """Most metrics of a run that are named."""
@@ -114,7 +114,9 @@ def _line(text: str, width: int) -> str:
 def _facts_text(title: str, facts: Mapping[str, str]) -> str:
     """Return a title and facts, a line each."""
     wide = max(map(len, facts), default=0)
-    return "\n".join([_line(title, WIDTH), *(f"  {n.ljust(wide)}  {_line(t, WIDTH - wide - 4)}" for n, t in facts.items())])
+    return "\n".join(
+        [_line(title, WIDTH), *(f"  {n.ljust(wide)}  {_line(t, WIDTH - wide - 4)}" for n, t in facts.items())]
+    )
 
 
 # A plan ----------------------------------------------------------------------------------------------------------
@@ -246,12 +248,12 @@ def curves(history: Sequence[Record]) -> list[dict[str, object]]:
         if points:
             charts.append({"name": name, "points": _scaled(points), "last": f"{points[-1][1]:.4g}",
                           "from": f"{points[0][1]:.4g}", "epochs": f"{points[-1][0]:g}"})  # fmt: skip
-    return charts[:PANELS]
+    return charts[:_PANELS]
 
 
 def _main_names(metrics: Mapping[str, object]) -> list[str]:
     """Return the names of metrics, those first that are of the whole (`loss`, not `loss/layer1`)."""
-    return sorted((name for name in metrics if name not in AXES), key=lambda name: "/" in name)
+    return sorted((name for name in metrics if name not in _AXES), key=lambda name: "/" in name)
 
 
 def _is_number(value: object) -> bool:

@@ -43,9 +43,9 @@ from retable.platform.text import and_more, plain
 Reader = Callable[[], bytes]
 LAST = ("combination", "result")
 """Kinds that make the files beside them count: they are written after all others."""
-MARKED = ("result", "combination", "measurement")
+_MARKED = ("result", "combination", "measurement")
 """Kinds of files that say which bundle they came in."""
-STORED = re.compile(r" --storage[ =]\S+")
+_STORED = re.compile(r" --storage[ =]\S+")
 """Words of a command that say where its results lie."""
 WRITERS = 16
 """Files that are written at once: most of the time is waiting for a disk or bucket."""
@@ -149,7 +149,7 @@ def pack(
     """
     if not storage.exists():
         raise UserError(f"{storage}: there is nothing here; name a --storage where tables were reproduced")
-    packer = Packer(storage, Packed(out), weights, resume)
+    packer = _Packer(storage, Packed(out), weights, resume)
     with gc_paused(), storage.snapshot():
         for name, request in requests(tables, scale, changes, storage, rows).items():
             packer.add(name, request)
@@ -184,7 +184,7 @@ def plan_of(request: Request, storage: Storage) -> Plan:
 
 
 @dataclass
-class Packer:
+class _Packer:
     """Gathers the files of a bundle."""
 
     storage: Storage
@@ -264,7 +264,7 @@ class Packer:
         """Return a run's provenance without the storage that its command names, which is nobody else's business."""
         record = self.storage.read_record(path, {})
         if "command" in record:
-            record = {**record, "command": STORED.sub("", str(record["command"]))}
+            record = {**record, "command": _STORED.sub("", str(record["command"]))}
         return json.dumps(record, indent=2, sort_keys=True).encode()
 
     def _add_run(self, training: Training) -> None:
@@ -367,7 +367,7 @@ def unpack(file: Path, storage: Storage) -> Unpacked:
             about.setdefault(member.run, {})[member.kind] = json.loads(data)
 
     bundle = read_bundle(file, check)
-    taker = Taker(storage, bundle, Unpacked(bundle.id, bundle.about))
+    taker = _Taker(storage, bundle, Unpacked(bundle.id, bundle.about))
     with storage.snapshot():
         taker.choose(about)
     taker.write()
@@ -375,7 +375,7 @@ def unpack(file: Path, storage: Storage) -> Unpacked:
 
 
 @dataclass
-class Taker:
+class _Taker:
     """Writes the members of a bundle that was verified to a storage."""
 
     storage: Storage
@@ -454,7 +454,7 @@ class Taker:
         return True
 
     def _write(self, member: Member, data: bytes) -> None:
-        if member.kind in MARKED:
+        if member.kind in _MARKED:
             text = {name: plain(self.bundle.about[name]) for name in ("packed", "host", "device")}
             data = json.dumps({**json.loads(data), "bundle": {"id": self.bundle.id, **text}}, indent=2).encode()
         self.storage.write(member.path, data)

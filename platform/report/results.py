@@ -44,7 +44,7 @@ from retable.platform.text import and_more, plain
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = 3
+_SHOWN = 3
 """Pairs of epochs that a row's label names at most."""
 
 
@@ -110,7 +110,7 @@ class FilledRow:
     @property
     def epochs(self) -> str:
         """Which other epochs than those asked for its replicates show, `24 -> 3, 24 -> 5`; empty where none does."""
-        return and_more(list(dict.fromkeys(each.epochs for each in self.replicates if each.epochs)), SHOWN)
+        return and_more(list(dict.fromkeys(each.epochs for each in self.replicates if each.epochs)), _SHOWN)
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ STYLE: Any = {
     "axes.spines.right": False,
 }
 """What all figures share."""
-DARK: Any = STYLE | {
+_DARK: Any = STYLE | {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"), "#161c27"),
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#c9d1de"),
     "grid.color": "#8590a4",
@@ -240,7 +240,7 @@ def pictures(draw: Callable[[], Drawing]) -> dict[str, bytes]:
     from matplotlib import pyplot
 
     files = {}
-    for style, kinds in ((STYLE, ("png", "svg")), (DARK, ("dark.png",))):
+    for style, kinds in ((STYLE, ("png", "svg")), (_DARK, ("dark.png",))):
         with pyplot.rc_context(style):
             drawn = draw()
             if not (drawn.texts or any(axis.has_data() for axis in drawn.axes)):

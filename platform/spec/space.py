@@ -21,7 +21,7 @@ from retable.platform.spec.task import Task, find
 SAMPLES = 20
 """Points drawn where a space does not say how many."""
 
-UNFIT = {
+_UNFIT = {
     **dict.fromkeys(("pbt", "pbt_replay", "pb2"), "copies weights between trials, and a run here is its config alone"),
     **dict.fromkeys(("hyperband", "hb_bohb"), "pauses trials until others catch up; 'asha' does the same without"),
     "resource_changing": "changes what a running trial gets",
@@ -133,9 +133,9 @@ class Space:
         searches = {"grid", "random", *SEARCH_ALG_IMPORT} - {"variant_generator", "bohb"}  # bohb needs hb_bohb
         if self.search not in searches:
             raise UserError(f"search: there is no {self.search!r}{nearest(self.search, searches)}")
-        schedulers = {"asha", *SCHEDULER_IMPORT} - {*UNFIT}
-        if self.scheduler in UNFIT:
-            raise UserError(f"scheduler: {self.scheduler!r} {UNFIT[self.scheduler]}; choose asha")
+        schedulers = {"asha", *SCHEDULER_IMPORT} - {*_UNFIT}
+        if self.scheduler in _UNFIT:
+            raise UserError(f"scheduler: {self.scheduler!r} {_UNFIT[self.scheduler]}; choose asha")
         if self.scheduler is not None and self.scheduler not in schedulers:
             raise UserError(f"scheduler: there is no {self.scheduler!r}{nearest(self.scheduler, schedulers)}")
         if self.samples is not None and self.search == "grid":

@@ -186,7 +186,7 @@ AnyTable = Table | Figure
 
 BY_ROWS = "left out by --rows"
 """Why a row is absent that the user did not choose."""
-BY_SET = "left out by --set"
+_BY_SET = "left out by --set"
 
 
 def with_claims(tables: Mapping[str, AnyTable], claims: Mapping[str, Sequence[Claim]]) -> dict[str, AnyTable]:
@@ -266,7 +266,7 @@ class Results:
         """Replicate axis -> values that the user left out."""
         self.asked: dict[str, None] = {}
         """Labels of the rows that were asked for, in order."""
-        self.lacking: dict[str, dict[str, None]] = {BY_ROWS: {}, BY_SET: {}}
+        self.lacking: dict[str, dict[str, None]] = {BY_ROWS: {}, _BY_SET: {}}
         """What was asked for and left out by the user: how -> labels, or axes with their values."""
 
     def __contains__(self, row: AnyRow | str) -> bool:
@@ -289,7 +289,7 @@ class Results:
         wanted = {re.sub("^view_", "view.", name): value for name, value in axes.items()}
         for name, value in wanted.items():
             if value in self.by_set.get(name, ()):
-                self.lacking[BY_SET][f"{name}={value}"] = None
+                self.lacking[_BY_SET][f"{name}={value}"] = None
         return [
             replicate
             for replicate in self._of(row)
@@ -342,7 +342,7 @@ def judge_claim(claim: Claim, results: Results, reads: Collection[str] = ()) -> 
     if not lacking and verdict.status == UNTESTED and results.by_set:
         lacking = {
             verdict.because: [],
-            BY_SET: [f"{axis}={v}" for axis, values in results.by_set.items() for v in values],
+            _BY_SET: [f"{axis}={v}" for axis, values in results.by_set.items() for v in values],
         }
     because = [f"{how}: {and_more(words, 4)}" if words else how for how, words in lacking.items()]
     return Verdict(NOT_JUDGED, "; ".join(because)) if lacking else verdict

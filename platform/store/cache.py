@@ -28,14 +28,14 @@ from retable.platform.errors import disk_errors
 from retable.platform.store.patience import patient
 
 T = TypeVar("T")
-LISTED = ("runs", "combinations", "measurements", "tables")
+_LISTED = ("runs", "combinations", "measurements", "tables")
 """Folders that are listed whole, in one go; of others each path is asked for by itself."""
 
 Stamp = list[int] | list[str] | None
 """What was found at a path: size and time of a file, the names in a folder; None where nothing is there."""
 
 FORMAT = 1
-RACY = 3 * 10**9
+_RACY = 3 * 10**9
 """Nanoseconds: a file that changed so shortly before it was looked at may change again under the same stamp."""
 
 Entry = dict[str, Any]
@@ -121,7 +121,7 @@ def _unpack(data: bytes, written: int) -> Index:
             about = json.loads(next(lines))
             if about["format"] != FORMAT:
                 return Index()
-            trusted = written - int(about["seconds"] * 1e9) - RACY
+            trusted = written - int(about["seconds"] * 1e9) - _RACY
             pairs = (line.partition(b" ") for line in lines)
             return Index({run.decode(): rest for run, _, rest in pairs if int(rest.partition(b" ")[0]) < trusted})
     except (OSError, EOFError, StopIteration, zlib.error, ValueError, KeyError, TypeError, RecursionError):
@@ -240,9 +240,9 @@ class Snapshot:
 
     def _covers(self, path: str) -> bool:
         top = path.split("/", 1)[0]
-        if top in LISTED and top not in self.listed:
+        if top in _LISTED and top not in self.listed:
             self._list(top)
-        return top in LISTED
+        return top in _LISTED
 
     @patient
     def _list(self, top: str) -> None:

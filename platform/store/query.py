@@ -26,13 +26,13 @@ from retable.platform.store.storage import Record, Storage
 
 State = Literal["finished", "diverged", "running", "stale", "incomplete", "failed", "corrupt"]
 """`stale`: in training, with a heartbeat older than two minutes. `incomplete`: unfinished, and no process owns it."""
-FORMER_STATES = {"silent": "stale", "stopped": "incomplete", "damaged": "corrupt"}
+_FORMER_STATES = {"silent": "stale", "stopped": "incomplete", "damaged": "corrupt"}
 """Words of earlier versions, which `--state` still accepts."""
 FEW = 500
 """Most changed runs of a local storage that are listed one by one; for more, all files are listed at once."""
 READERS = 16
 """Files that are read at once: a bucket's time is waiting."""
-KEPT = ("started", "host", "scale", "commit", "dirty", "device")
+_KEPT = ("started", "host", "scale", "commit", "dirty", "device")
 """What the index keeps of `provenance.json`."""
 Files = Mapping[str, tuple[int, int]]
 """Of a run: path in its folder -> size and time (ns)."""
@@ -225,7 +225,7 @@ def look_at(folder: RunFolder, files: Files, index: Index, when: int, now: float
         result = outcome_of(folder.result()) if "result.json" in files else None
         config = folder.folder.read_record("config.json", {"config": dict})["config"]
         made = folder.folder.read_record("provenance.json", {}) if "provenance.json" in files else {}
-        made = {name: made[name] for name in KEPT if name in made}
+        made = {name: made[name] for name in _KEPT if name in made}
         if result is None:
             return unfinished(run, folder, files, config, made, now)
         kept = {"result.json": result, "config.json": config, "provenance.json": made}
@@ -281,7 +281,7 @@ def select(runs: Sequence[Run], where: Mapping[str, object], states: Sequence[st
     Raises:
         UserError: where no run has such a field, or there is no such state.
     """
-    states = [FORMER_STATES.get(state, state) for state in states]
+    states = [_FORMER_STATES.get(state, state) for state in states]
     for state in states:
         if state not in get_args(State):
             raise UserError(f"--state {state}: no such state{nearest(state, get_args(State))}")

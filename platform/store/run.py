@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from retable.platform.spec.task import State, Task
 
 
-CHECKPOINT = ("model.safetensors", "state.pt")
+_CHECKPOINT = ("model.safetensors", "state.pt")
 """Files of a checkpoint, besides its manifest."""
 
 SHARDS = "shards.json"
 """Names the shards of a view, or of a combination, that came in a bundle."""
 
-SORTED = json.JSONEncoder(sort_keys=True)
+_SORTED = json.JSONEncoder(sort_keys=True)
 """How views are named: made once, as there are many."""
 
 
@@ -199,7 +199,7 @@ class RunFolder:
 
         rest = io.BytesIO()
         torch.save({name: value for name, value in state.items() if name != "weights"}, rest)
-        files = dict(zip(CHECKPOINT, (save(contiguous(state["weights"])), rest.getvalue()), strict=True))
+        files = dict(zip(_CHECKPOINT, (save(contiguous(state["weights"])), rest.getvalue()), strict=True))
         for name, data in files.items():
             self.folder.write(f"checkpoint-{step:08d}/{name}", data)
         manifest = {name: sha256(data) for name, data in files.items()}
@@ -217,8 +217,8 @@ class RunFolder:
         from safetensors.torch import load
 
         folder = f"checkpoint-{step:08d}"
-        manifest = self.folder.read_record(f"{folder}/manifest.json", dict.fromkeys(CHECKPOINT, str))
-        files = {name: self._verified(f"{folder}/{name}", manifest[name]) for name in CHECKPOINT}
+        manifest = self.folder.read_record(f"{folder}/manifest.json", dict.fromkeys(_CHECKPOINT, str))
+        files = {name: self._verified(f"{folder}/{name}", manifest[name]) for name in _CHECKPOINT}
         try:
             rest = torch.load(io.BytesIO(files["state.pt"]), weights_only=True, map_location="cpu")
             return {"weights": load(files["model.safetensors"]), **rest}
@@ -417,7 +417,7 @@ def view_key(view: object) -> str:
     global _named
     last, name = _named
     if view is not last:  # a view never changes
-        text = SORTED.encode(naming(view))
+        text = _SORTED.encode(naming(view))
         name = f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
         _named = (view, name)
     return name

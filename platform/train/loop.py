@@ -216,7 +216,7 @@ def _keep_weights(
         row |= dict.fromkeys(names, folder.save_weights(row["epoch"], weights))
 
 
-def best_row(history: Sequence[Mapping[str, object]]) -> Mapping[str, Any] | None:
+def _best_row(history: Sequence[Mapping[str, object]]) -> Mapping[str, Any] | None:
     """Return the line of the best epoch of a run that may end early, else None."""
     return next((row for row in reversed(history) if "best" in row), None)
 
@@ -225,7 +225,7 @@ def _best_weights(folder: RunFolder, history: Sequence[Mapping[str, object]]) ->
     """Return the weights of the best epoch so far."""
     from safetensors.torch import load
 
-    row = best_row(history)
+    row = _best_row(history)
     assert row is not None
     return load(folder.folder.read(weights_path(row["epoch"])))
 
@@ -346,7 +346,7 @@ def finish(
         unsaid = ("weights", "best", "time", "diverged")
         last = {name: value for name, value in history[-1].items() if name not in unsaid}
         weights = {str(row["epoch"]): row["weights"] for row in history if "weights" in row}
-        best = best_row(history)
+        best = _best_row(history)
         if best is not None:
             data = folder.folder.read(weights_path(best["epoch"]))
             for epoch in sorted({epochs, *(epoch for epoch in kept if epoch > last["epoch"])}):

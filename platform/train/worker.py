@@ -46,13 +46,13 @@ def share(batch: int, rank: int, world: int) -> slice:
     return slice(rank * batch // world, (rank + 1) * batch // world)
 
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def autocast(device: str, precision: str) -> torch.autocast:
-    """Return the context in which networks compute in a precision: a key of `PRECISIONS`."""
+    """Return the context in which networks compute in a precision: a key of `_PRECISIONS`."""
     kind = torch.device(device).type
-    return torch.autocast(kind, PRECISIONS[precision], enabled=precision != "float32")
+    return torch.autocast(kind, _PRECISIONS[precision], enabled=precision != "float32")
 
 
 def ignore(*_: object) -> None:
@@ -92,7 +92,7 @@ class Worker:
         """Concatenate every rank's rows, in order of rank, with gradients to each."""
         if self.world == 1:
             return tensor
-        rows: Tensor = Gather.apply(tensor)
+        rows: Tensor = _Gather.apply(tensor)
         return rows
 
     def mean(self, tensor: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class Worker:
                     buffer.copy_(self.mean(buffer))
 
 
-class Gather(torch.autograd.Function):
+class _Gather(torch.autograd.Function):
     """Concatenate all ranks' rows, as many of each; the gradient of a rank's rows is summed over all ranks' losses.
 
     torch's own (`torch.distributed.nn.functional.all_gather`) is deprecated, and its successor is too new.
