@@ -114,9 +114,8 @@ def _line(text: str, width: int) -> str:
 def _facts_text(title: str, facts: Mapping[str, str]) -> str:
     """Return a title and facts, a line each."""
     wide = max(map(len, facts), default=0)
-    return "\n".join(
-        [_line(title, WIDTH), *(f"  {n.ljust(wide)}  {_line(t, WIDTH - wide - 4)}" for n, t in facts.items())]
-    )
+    lines = (f"  {name.ljust(wide)}  {_line(text, WIDTH - wide - 4)}" for name, text in facts.items())
+    return "\n".join([_line(title, WIDTH), *lines])
 
 
 # A plan ----------------------------------------------------------------------------------------------------------
