@@ -10,7 +10,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retable.platform.config import Config, View
 from retable.platform.console import ProgressBoard
@@ -23,6 +23,9 @@ from retable.platform.store.lease import DEATHS
 from retable.platform.store.run import read_arrays, sha256, write_arrays
 from retable.platform.store.storage import Storage
 
+if TYPE_CHECKING:
+    from retable.platform.spec.task import Arrays
+
 
 @dataclass(frozen=True)
 class StoredMember:
@@ -34,7 +37,7 @@ class StoredMember:
     place: Storage
     shard: str
 
-    def load(self) -> Mapping[str, Any]:
+    def load(self) -> Arrays:
         """Read the predictions."""
         return read_arrays(self.place, f"{self.shard}/predictions.npz")
 
@@ -45,7 +48,7 @@ class Shard:
 
     task: str
     config: Config
-    read: Any
+    read: View
     """The first member's view that this shard belongs to."""
     where: str
     storage: Storage
@@ -261,7 +264,7 @@ def score(combining: Combining, storage: Storage) -> str | None:
     return None
 
 
-def summaries(combining: Combining, storage: Storage) -> dict[str, Any]:
+def summaries(combining: Combining, storage: Storage) -> dict[str, Arrays]:
     """Read what a combination is scored from: shard -> arrays."""
     task, config, place = combining.task, combining.members[0].config, output_folder(combining, storage)
     shards = shards_of(task, config, task.reads(combining.view), storage, place)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 from retable.platform import ray_compat
@@ -65,11 +66,11 @@ NOTICE = Notice()
 class SigtermMixin:
     """Mixin for the class that Tune makes of a trial function; its `setup` runs in the main thread of the process."""
 
-    def setup(self, config: Any, **more: Any) -> None:
+    def setup(self, config: object, **more: object) -> None:
         """Handle SIGTERM: checkpoint first, then call Ray's handler."""
         before = signal.getsignal(signal.SIGTERM)
 
-        def leave(signum: int, frame: Any) -> None:
+        def leave(signum: int, frame: FrameType | None) -> None:
             if not NOTICE.requested.is_set() and not NOTICE.ending:
                 NOTICE.requested.set()
                 threading.Thread(target=_end_process, daemon=True, name="leave").start()

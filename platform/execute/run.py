@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from retable.platform.errors import UserError
 from retable.platform.execute.scheduler import After, train_all
@@ -17,7 +16,7 @@ from retable.platform.execute.session import (
     resource_of,
 )
 from retable.platform.execute.trials import Launch
-from retable.platform.plan.plan import Plan, Training, compile_plan
+from retable.platform.plan.plan import Plan, Prediction, Scoring, Training, compile_plan
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.table import split_view
 from retable.platform.store import provenance
@@ -58,7 +57,8 @@ def _at_once(work: Plan) -> list[Training]:
     Where all read one data set there is nothing to train beside, and what cannot be had is refused before Ray starts.
     A run that came in a bundle needs its data only where something of it is to be made.
     """
-    items: list[Any] = [*work.unscored, *work.predictions.values(), *(m for c in work.uncombined for m in c.members)]
+    items: list[Scoring | Prediction] = [*work.unscored, *work.predictions.values()]
+    items += [member for combining in work.uncombined for member in combining.members]
     busy = {item.folder.path for item in items}
     every = [t for t in work.trainings.values() if t.status != "done" or t.folder.path in busy or not t.folder.bundle()]
     alone = len({training.task.dataset.where(training.config) for training in every}) == 1 and not cluster_address()

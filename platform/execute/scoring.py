@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retable.platform import ray_compat
 from retable.platform.config import Config, View
@@ -24,6 +24,11 @@ from retable.platform.store.provenance import collect
 from retable.platform.store.run import RunFolder, listed_shards, read_arrays, view_key, write_arrays
 from retable.platform.store.storage import Storage
 from retable.platform.text import and_more
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from retable.platform.spec.task import Arrays
 
 
 @dataclass
@@ -169,9 +174,9 @@ def training_metrics(folder: RunFolder, view: View, epochs: int) -> dict[str, fl
     return {name: v for name, v in best.items() if isinstance(v, (int, float)) and name != "time"}
 
 
-def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
+def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict[str, Arrays]:
     """Read what a view of a finished run is scored from: shard -> arrays."""
-    arrays: dict[str, object] = {}
+    arrays: dict[str, Arrays] = {}
     for read in task.reads(view):
         place = folder.artifacts(read, weights_digest(folder, read))
         shards = shards_of(task, config, [read], folder.storage, place)
@@ -230,9 +235,11 @@ def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder)
     return score_one(task.name, config, view, folder)
 
 
-def score_weights(task: Task, config: Config, view: View, weights: Any, source: Source) -> Mapping[str, float]:
+def score_weights(
+    task: Task, config: Config, view: View, weights: Mapping[str, Tensor], source: Source
+) -> Mapping[str, float]:
     """Score weights that are still in training, and keep nothing."""
-    summaries_of: dict[str, Any] = {}
+    summaries_of: dict[str, Arrays] = {}
     for read in task.reads(view):
         for shard in task.shards(config, read, source):
             predictions = task.predict(config, read, weights, source, shard)

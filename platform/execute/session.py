@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retable.platform import commit, ray_compat
 from retable.platform.console import errors
@@ -28,6 +28,9 @@ from retable.platform.errors import UserError, one_line
 from retable.platform.store.patience import PATIENCE
 from retable.platform.store.storage import Storage
 from retable.platform.text import plain
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -355,7 +358,7 @@ def gone(node: str, error: Exception) -> bool:
     return node not in alive or isinstance(error, (TaskUnschedulableError, NodeDiedError))
 
 
-def look_from_node(filesystem: Any, root: str, mark: str) -> tuple[bool, dict[str, str], dict[str, str]]:
+def look_from_node(filesystem: fs.FileSystem, root: str, mark: str) -> tuple[bool, dict[str, str], dict[str, str]]:
     """Return whether a file is seen from here, which versions are installed, and which code is imported.
 
     The storage is opened anew: that the driver has read and written there says nothing of this node's credentials.

@@ -9,7 +9,7 @@ import contextlib
 import io
 import logging
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ def _price(file: str, name: str, entry: Mapping[str, object]) -> Price:
     return Price(gpu=gpu, **numbers)
 
 
-def _known(where: str, entry: Mapping[str, Any], names: Any) -> None:
+def _known(where: str, entry: Mapping[str, object], names: Iterable[str]) -> None:
     for name in entry:
         if name not in names:
             raise UserError(f"{where}: there is no entry {name!r}{nearest(name, names)}")
@@ -293,7 +293,7 @@ def spot(node: Mapping[str, object]) -> bool:
     return False
 
 
-def _leaves(value: object, key: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _leaves(inner, str(name))

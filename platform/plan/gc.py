@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from retable.platform.config import fingerprint, override
 from retable.platform.errors import UserError, one_line
@@ -117,7 +116,7 @@ def _find_references(storage: Storage, notes: list[str]) -> References:
 
 
 def _add_table(
-    named: References, storage: Storage, task: Any, table: str, scale: str, changes: dict[str, object]
+    named: References, storage: Storage, task: tasks.Task, table: str, scale: str, changes: dict[str, object]
 ) -> None:
     """Add the references of a table."""
     try:

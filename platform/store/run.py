@@ -37,6 +37,7 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Record, Storage
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
     from retable.platform.spec.task import State, Task
@@ -396,7 +397,7 @@ def read_arrays(folder: Storage, name: str) -> dict[str, np.ndarray[Any, Any]]:
         raise UserError(f"{folder}/{name} is damaged or missing; remove {above} and run again") from error
 
 
-def write_arrays(folder: Storage, name: str, arrays: Mapping[str, Any]) -> None:
+def write_arrays(folder: Storage, name: str, arrays: Mapping[str, npt.ArrayLike]) -> None:
     """Write arrays as a compressed .npz file."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)

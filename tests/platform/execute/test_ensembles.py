@@ -97,7 +97,7 @@ def test_ray_predicts_scores_and_joins_shard_by_shard(cluster, storage, tmp_path
         after.poll(None)
     assert [row.row.label for row in after.joiner.rows.values()] == ["of one"]
     (failed,) = after.finish().items()
-    assert after.order.open == after.combinings.keys(), "all predictions and scores"
+    assert after.order.nodes.keys() - after.order.ended == after.combinings.keys(), "all predictions and scores"
     assert failed[0].startswith("halves refused [") and failed[1] == "these cannot be joined"
     results = gather(planned(storage, *rows), "halves/t")
     assert results.select("refused") == [] and [c.row.label for c in planned(storage, *rows).uncombined] == ["refused"]
