@@ -150,7 +150,7 @@ def worker_preemption(members: Sequence[Lease], rank: int) -> Iterator[Callable[
         yield answer
 
 
-def give_notice(folders: Sequence[RunFolder], wait: float = _GRACE) -> None:
+def give_notice(folders: Sequence[RunFolder]) -> None:
     """Send SIGTERM to the processes that train these runs, on all nodes, and wait for their checkpoints."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
@@ -167,7 +167,7 @@ def give_notice(folders: Sequence[RunFolder], wait: float = _GRACE) -> None:
         ray.remote(num_cpus=0, max_retries=0)(_send_sigterm).options(scheduling_strategy=On(node, soft=False)).remote(
             others
         )
-    over = time.monotonic() + wait
+    over = time.monotonic() + _GRACE
     while time.monotonic() < over:
         alive_runs = [(folder, record) for folder, record in alive_runs if not attempts.is_over(_newest_record(folder))]
         if not alive_runs:

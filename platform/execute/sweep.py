@@ -48,7 +48,6 @@ from retable.platform.store.storage import Storage
 from retable.platform.train import trackers as track
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
@@ -151,7 +150,7 @@ class SweepResult:
         drawing.supylabel(f"{self.space.metric} ({self.space.mode})")
         return drawing
 
-    def _draw(self, panel: Axes, path: str) -> None:
+    def _draw(self, panel: Any, path: str) -> None:
         valued = [point for point in self.points if point.value is not None]
         places = [point.overrides[path] for point in valued]
         if all(isinstance(place, (int, float)) and not isinstance(place, bool) for place in places):

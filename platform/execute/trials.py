@@ -225,7 +225,8 @@ def open_data(task: Task, configs: Sequence[Config], source: Source, launch: Lau
     if launch.resources.read_ahead:
         limit(launch.resources.read_ahead)
     held = ray.get(launch.holder.get.remote(task.dataset.where(configs[0]))) if launch.holder else []
-    return task.dataset.open(ray.get(held[0]) if held else None, source, configs)
+    data: Data = task.dataset.open(ray.get(held[0]) if held else None, source, configs)
+    return data
 
 
 def require(metric: str, metrics: Mapping[str, object]) -> None:

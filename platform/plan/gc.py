@@ -62,7 +62,7 @@ def find_unreferenced(storage: Storage, older: float = 0.0) -> tuple[list[Unrefe
     named = _find_references(storage, notes)
     latest = time.time() - max(older * 86400, _AT_WORK)
     runs = list_runs(storage) if folders_in(storage, "runs") else []
-    _add_parents(named, runs, storage)
+    _add_parents(named, runs)
     busy = [run for run in runs if run.state in ("running", "stale")]
     unreferenced = [
         Unreferenced(f"runs/{run.task}/{run.run}", run.size, run.changed, f"a {run.state} run that no table names")
@@ -148,7 +148,7 @@ def _points_of_sweeps(storage: Storage) -> Iterable[str]:
             yield from (f"runs/{task_of_run[run]}/{run}" for run in digits if run in task_of_run)
 
 
-def _add_parents(named: References, runs: Sequence[Run], storage: Storage) -> None:
+def _add_parents(named: References, runs: Sequence[Run]) -> None:
     """Add the runs that named ones, and those at work, start from."""
     known = {f"runs/{run.task}/{run.run}": run for run in runs}
     open_ = [run for path, run in known.items() if path in named.runs or run.state in ("running", "stale")]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from retable.platform.config import OwnConfig, OwnView, fingerprint, override
+from retable.platform.config import OwnView, fingerprint, override
 from retable.platform.errors import UserError
 from retable.platform.execute.ensembles import output_folder
 from retable.platform.execute.scoring import shards_of, weights_digest
@@ -31,7 +31,7 @@ from retable.platform.plan.plan import (
 )
 from retable.platform.report.write import Request, read_request, request_of, request_slug, table_of
 from retable.platform.spec import task as tasks
-from retable.platform.spec.task import Task, find_loadable
+from retable.platform.spec.task import C, Task, find_loadable
 from retable.platform.store import lease, provenance
 from retable.platform.store.bundle import HEAVY, Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
 from retable.platform.store.cache import gc_paused
@@ -467,6 +467,6 @@ def finish(pending: list[Future[None]]) -> None:
     pending.clear()
 
 
-def _config(task: Task, record: Record) -> OwnConfig:
+def _config(task: Task[C], record: Record) -> C:
     """Return the config in a run's `config.json`."""
     return override(task.config(), record["config"])

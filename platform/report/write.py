@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from retable.platform.commit import code_root
 from retable.platform.console import errors
@@ -211,7 +211,7 @@ def code_digest(task: str) -> str:
     return sha256("\n".join([processor_name(), *parts]).encode())[:16]
 
 
-STYLE: dict[str, object] = {
+STYLE: Any = {
     "svg.hashsalt": "retable",
     "figure.dpi": 130,
     "savefig.bbox": "tight",
@@ -221,7 +221,7 @@ STYLE: dict[str, object] = {
     "axes.spines.right": False,
 }
 """What all figures share."""
-_DARK: dict[str, object] = STYLE | {
+_DARK: Any = STYLE | {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"), "#161c27"),
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#c9d1de"),
     "grid.color": "#8590a4",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retable.platform.config import OwnConfig, OwnView, View, convert, override, plain_value
+from retable.platform.config import C, convert, override, plain_value
 from retable.platform.errors import UserError, nearest, one_line
 from retable.platform.spec.table import split_view
 from retable.platform.spec.task import Task, find
@@ -193,14 +193,14 @@ class Space:
                 point_view(view, point)
 
 
-def point_config(base: object, changes: Mapping[str, object], point: Mapping[str, object]) -> OwnConfig:
+def point_config(base: C, changes: Mapping[str, object], point: Mapping[str, object]) -> C:
     """Return the config of one point; where it makes a choice, `changes` to the fields of that choice hold on."""
     own, _ = split_view(point)
     below = {path: value for path, value in changes.items() if any(path.startswith(f"{chosen}.") for chosen in own)}
     return override(base, {**below, **own})
 
 
-def point_view(view: View, point: Mapping[str, object]) -> OwnView:
+def point_view(view: C, point: Mapping[str, object]) -> C:
     """Return the view that one point is scored under."""
     return override(view, split_view(point)[1])
 

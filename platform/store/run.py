@@ -32,15 +32,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retable.platform.config import Config, OwnConfig, View, choice_name, fingerprint, flatten, naming, override
+from retable.platform.config import Config, View, choice_name, fingerprint, flatten, naming, override
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Record, Storage
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from torch import Tensor
 
-    from retable.platform.spec.task import State, Task
+    from retable.platform.spec.task import C, State, Task
 
 
 _CHECKPOINT = ("model.safetensors", "state.pt")
@@ -128,7 +127,7 @@ class RunFolder:
         """Return whether the run came in a bundle that left out the weights of an epoch."""
         return bool(self.bundle()) and not self.folder.exists(weights_path(epoch))
 
-    def config(self, task: Task) -> OwnConfig:
+    def config(self, task: Task[C]) -> C:
         """Return the run's config.
 
         Raises:
@@ -397,7 +396,7 @@ def read_arrays(folder: Storage, name: str) -> dict[str, np.ndarray[Any, Any]]:
         raise UserError(f"{folder}/{name} is damaged or missing; remove {above} and run again") from error
 
 
-def write_arrays(folder: Storage, name: str, arrays: Mapping[str, npt.ArrayLike]) -> None:
+def write_arrays(folder: Storage, name: str, arrays: Mapping[str, Any]) -> None:
     """Write arrays as a compressed .npz file."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
