@@ -15,7 +15,7 @@ from retable.platform.config import Config
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, one_line
 from retable.platform.execute.scoring import task_error
-from retable.platform.execute.session import switches
+from retable.platform.execute.session import alive_nodes, switches
 from retable.platform.spec.task import Task, find
 from retable.platform.store.lease import DEATHS
 from retable.platform.store.storage import Storage
@@ -84,8 +84,8 @@ class DatasetCache:
         # Not soft: Ray may then take an idle node, which an autoscaler takes away, as the actor asks for nothing.
         here = On(ray.get_runtime_context().get_node_id(), soft=False)
         self.holder: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(RefHolder).remote()  # type: ignore[call-overload]
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        self.room = _ROOM * min((node.get("object_store_memory", 0) for node in nodes), default=0)
+        sizes = (node["Resources"].get("object_store_memory", 0) for node in alive_nodes())
+        self.room = _ROOM * min(sizes, default=0)
 
     def reserve(self, places: Iterable[str]) -> None:
         """Count trainings still to come on these data folders; a dataset is kept until its last training has ended."""

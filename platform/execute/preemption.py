@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from retable.platform import ray_compat
+from retable.platform.execute.session import alive_nodes
 from retable.platform.store import lease as attempts
 from retable.platform.store.lease import Lease
 from retable.platform.store.run import RunFolder
@@ -162,11 +163,9 @@ def give_notice(folders: Sequence[RunFolder]) -> None:
         return
     _send_sigterm(processes)
     others = [each for each in processes if each[0] != attempts.process_namespace()]
-    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]] if others else []  # type: ignore[no-untyped-call]
-    for node in alive:
-        ray.remote(num_cpus=0, max_retries=0)(_send_sigterm).options(scheduling_strategy=On(node, soft=False)).remote(
-            others
-        )
+    for node in alive_nodes() if others else ():
+        there = On(node["NodeID"], soft=False)
+        ray.remote(num_cpus=0, max_retries=0)(_send_sigterm).options(scheduling_strategy=there).remote(others)
     over = time.monotonic() + _GRACE
     while time.monotonic() < over:
         alive_runs = [(folder, record) for folder, record in alive_runs if not attempts.is_over(_newest_record(folder))]

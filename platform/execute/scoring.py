@@ -13,7 +13,7 @@ from retable.platform import ray_compat
 from retable.platform.config import Config, View
 from retable.platform.console import ProgressBoard, errors
 from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
-from retable.platform.execute.session import resource_of
+from retable.platform.execute.session import alive_nodes, resource_of
 from retable.platform.plan.graph import Node, predict_keys, score_key
 from retable.platform.plan.plan import Plan, device_slug, name_of
 from retable.platform.spec.resources import Resources
@@ -266,8 +266,7 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
             board.stop("a node")
         else:
             node = ray.get_runtime_context().get_node_id()
-        nodes = ray.nodes()  # type: ignore[no-untyped-call]
-        capacity = next(each["Resources"] for each in nodes if each["NodeID"] == node)
+        capacity = next(each["Resources"] for each in alive_nodes() if each["NodeID"] == node)
         alone: dict[str, Any] = {
             "num_cpus": capacity.get("CPU", 0.0),
             "num_gpus": capacity.get("GPU", 0.0),
@@ -306,8 +305,8 @@ def _node_with(word: str) -> str:
     probe = ray.remote(num_cpus=1, resources={resource_of(word): 0.001})(_current_node)  # no other node can run it
     found = probe.remote()
     if not ray.wait([found], timeout=WAIT)[0]:
-        for each in ray.nodes():  # type: ignore[no-untyped-call]
-            if each["Alive"] and resource_of(word) in each["Resources"]:
+        for each in alive_nodes():
+            if resource_of(word) in each["Resources"]:
                 _note_who_holds(each["NodeID"], each["Resources"].get("CPU", 0.0))
     node: str = ray.get(found)
     return node

@@ -330,7 +330,7 @@ def check_nodes(storage: Storage) -> None:
     mark = f".seen-{secrets.token_hex(8)}"
     storage.write(mark, b"")
     try:
-        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        alive = alive_nodes()
         look = ray.remote(num_cpus=0, max_retries=1)(look_from_node)
         asked = (storage.filesystem, storage.root, mark)
         answers = [look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(*asked) for node in alive]
@@ -351,11 +351,11 @@ def check_nodes(storage: Storage) -> None:
 
 def gone(node: str, error: Exception) -> bool:
     """Return whether a node has vanished: Ray notices that after a while."""
-    import ray
     from ray.exceptions import NodeDiedError, TaskUnschedulableError
 
-    alive = {each["NodeID"] for each in ray.nodes() if each["Alive"]}  # type: ignore[no-untyped-call]
-    return node not in alive or isinstance(error, (TaskUnschedulableError, NodeDiedError))
+    return node not in {each["NodeID"] for each in alive_nodes()} or isinstance(
+        error, (TaskUnschedulableError, NodeDiedError)
+    )
 
 
 def look_from_node(filesystem: fs.FileSystem, root: str, mark: str) -> tuple[bool, dict[str, str], dict[str, str]]:
@@ -391,6 +391,13 @@ def compare(node: str, their_versions: Mapping[str, str], theirs: Mapping[str, s
         errors.print(f"note: node {node} has other versions than the driver: {', '.join(others)}", markup=False)
 
 
+def alive_nodes() -> list[dict[str, Any]]:
+    """Return what Ray says of each node that is there."""
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
 def cluster_resources() -> dict[str, float]:
     """Return the total resources of the cluster: `CPU`, `GPU`, ..."""
     import ray
@@ -404,9 +411,7 @@ def trial_memory(cpus: float, gpus: float, wanted: float) -> int:
     It is never more than the largest node with so many CPUs and GPUs has: alone, it always starts. It is 0 where there
     is no such node yet, because nobody knows what the nodes to come have.
     """
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = [node["Resources"] for node in alive_nodes()]
     able = [node.get("memory", 0.0) for node in nodes if node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus]
     most = max(able, default=0.0)
     if able and most < wanted:
@@ -463,10 +468,7 @@ def check_node(kind: str, wanted: float) -> None:
     Raises:
         UserError: naming what the largest has.
     """
-    import ray
-
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    most = max((node.get(kind, 0.0) for node in alive), default=0.0)
+    most = max((node["Resources"].get(kind, 0.0) for node in alive_nodes()), default=0.0)
     if wanted > most and not autoscales():
         raise UserError(
             f"a training wants {wanted:g} {kind}s and no node has more than {most:g}; lower --{kind.lower()}s-per-run"

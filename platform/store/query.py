@@ -311,10 +311,10 @@ def order(value: object) -> tuple[int, float, str]:
     return 2, 0.0, str(value)
 
 
-def usual(runs: Sequence[Run], most: int = 2000) -> dict[str, dict[str, str]]:
-    """Return task -> path -> the value that most of the runs have, as JSON; of as many as are looked at."""
+def usual(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
+    """Return task -> path -> the value that most of the runs have, as JSON; of many runs some 2,000 are looked at."""
     counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-    for run in runs[:: -(-len(runs) // most) or 1]:
+    for run in runs[:: -(-len(runs) // 2000) or 1]:
         for path, value in run.config.items():
             counts[run.task][path][json.dumps(value)] += 1
     return {task: {path: c.most_common(1)[0][0] for path, c in paths.items()} for task, paths in counts.items()}
