@@ -10,7 +10,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from retable.platform.config import Config, View
 from retable.platform.console import ProgressBoard
@@ -18,13 +18,11 @@ from retable.platform.errors import one_line
 from retable.platform.execute.scoring import report_result, shards_of, training_metrics, weights_digest
 from retable.platform.execute.session import possible_resources
 from retable.platform.plan.plan import Combining, Plan, Scoring, name_of_combining
+from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.task import Source, find
 from retable.platform.store.lease import DEATHS
 from retable.platform.store.run import read_arrays, sha256, write_arrays
 from retable.platform.store.storage import Storage
-
-if TYPE_CHECKING:
-    from retable.platform.spec.task import Arrays
 
 
 @dataclass(frozen=True)

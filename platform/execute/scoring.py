@@ -16,6 +16,7 @@ from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
 from retable.platform.execute.session import alive_nodes, resource_of
 from retable.platform.plan.graph import Node, predict_keys, score_key
 from retable.platform.plan.plan import Plan, device_slug, name_of
+from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.table import Measurement
 from retable.platform.spec.task import Source, Task, find
@@ -27,8 +28,6 @@ from retable.platform.text import and_more
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from retable.platform.spec.task import Arrays
 
 
 @dataclass
@@ -47,7 +46,7 @@ class ScoringTasks:
 
         self.scorings = {score_key(scoring): scoring for scoring in self.plan.unscored}
         predictions = {f"predict {key}": prediction for key, prediction in self.plan.predictions.items()}
-        read = {key for each in self.plan.unscored for key in predict_keys(each, each.task.reads(each.view))}
+        read = {key for each in self.plan.unscored for key in predict_keys(each, each.reads)}
         items = self.scorings | {key: item for key, item in predictions.items() if key not in read}
         self.weights = {key: item.task.view_cost(item.config, item.view) for key, item in items.items()}
         """Keys of what the board counts: scorings, and predictions that are only joined."""

@@ -256,7 +256,7 @@ def predictions(plan: Plan) -> Iterator[tuple[str, str, Prediction]]:
     """Yield the first table that wants a prediction, its key and itself, of each that is still to be made."""
     wanted: dict[str, str] = {}
     for key, scoring in plan.scorings.items():
-        for view in () if scoring.done else scoring.task.reads(scoring.view):
+        for view in () if scoring.done else scoring.reads:
             wanted.setdefault(f"{scoring.folder.path}/{view_key(view)}", plan.first[key])
     for key, prediction in plan.predictions.items():  # what only a combined row joins is the run's first table's
         yield wanted.get(key, plan.first[prediction.folder.path]), key, prediction

@@ -84,7 +84,7 @@ def evaluation_nodes(plan: Plan) -> Iterator[Node]:
         yield Node(f"predict {key}", "predict", name_of_view(prediction, plan.shared), run, cost)
     predicted = {f"predict {key}" for key in plan.predictions}
     for scoring in plan.unscored:
-        reads = predict_keys(scoring, scoring.task.reads(scoring.view))
+        reads = predict_keys(scoring, scoring.reads)
         yield Node(score_key(scoring), "score", name_of_view(scoring, plan.shared), frozenset(reads))
     for row in plan.uncombined:
         scores = {score_key(member) for member in row.members if not member.done}

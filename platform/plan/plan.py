@@ -78,6 +78,11 @@ class Scoring:
     done: bool
     """Scored, or never to be: a run that diverged has no scores."""
 
+    @property
+    def reads(self) -> Sequence[View]:
+        """The views from whose predictions this one is scored."""
+        return self.task.reads(self.view)
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -371,7 +376,7 @@ def _find_unsent(plan: Plan) -> None:
     """Mark the runs that came in a bundle without weights which something that is still to be done needs."""
     wanted = [start for training in plan.missing for start in start_of(plan, training)]
     for scoring in plan.unscored:
-        wanted += _unpredicted(scoring.folder, task_reads(scoring), "summary.npz")
+        wanted += _unpredicted(scoring.folder, scoring.reads, "summary.npz")
     for combining in plan.uncombined:
         for member in combining.members:
             wanted += _unpredicted(member.folder, combining.reads(member), "predictions.npz")
@@ -506,14 +511,9 @@ def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken
             future.result()
 
 
-def task_reads(scoring: Scoring) -> Sequence[Any]:
-    """Return the views from whose predictions a view is scored."""
-    return scoring.task.reads(scoring.view)
-
-
 def _add_predictions(plan: Plan) -> None:
     for scoring in plan.unscored:
-        for view in task_reads(scoring):
+        for view in scoring.reads:
             _add_prediction(plan, scoring, view, joined=False)
 
 

@@ -26,7 +26,6 @@ from retable.platform.plan.plan import (
     compile_plan,
     data_digest,
     start_of,
-    task_reads,
     timings_at,
 )
 from retable.platform.report.write import Request, read_request, request_of, request_slug, table_of
@@ -298,7 +297,7 @@ class _Packer:
 
     def _add_summaries(self, scoring: Scoring) -> None:
         """Add what the scores of a view were computed from, which claims and figures read."""
-        for view in task_reads(scoring):
+        for view in scoring.reads:
             place = scoring.folder.artifacts(view, weights_digest(scoring.folder, view))
             self._add_shards(scoring, [view], place, "summary.npz")
 

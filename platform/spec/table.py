@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from retable.platform.config import Config, Fields, OwnConfig, OwnView, View, differences, override, override_lineage
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.claims import LEAST, NOT_JUDGED, UNTESTED, Verdict
 from retable.platform.text import and_more
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 V = TypeVar("V", bound=View)
-
-Predictions = Mapping[str, "np.ndarray[Any, Any]"]
-
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -85,7 +83,7 @@ class Member(Protocol):
     def metrics(self) -> Mapping[str, float]:
         """The row's scores, and the training's own metrics at the view's epoch."""
 
-    def load(self) -> Predictions:
+    def load(self) -> Arrays:
         """Read the member's predictions of this shard: one at a time is all that need be in memory."""
 
 
@@ -95,7 +93,7 @@ class Combined(_Line):
 
     of: tuple[str, ...]
     """Labels of the rows that are joined, replicate by replicate; they have a view."""
-    combine: Callable[[str, Sequence[Member]], Predictions]
+    combine: Callable[[str, Sequence[Member]], Arrays]
     """(shard, members) -> the shard's joined predictions; a function of a module, called in an actor."""
     view: Mapping[str, object] = field(default_factory=dict)
     """How the joined predictions are scored, as differences from the first member's view."""
@@ -241,7 +239,7 @@ class Replicate:
     origin: Origin = field(default_factory=Origin)
     diverged: str = ""
     """Why the training's numbers mean nothing: they are not finite."""
-    summaries: Callable[[], Mapping[str, Predictions]] = dict
+    summaries: Callable[[], Mapping[str, Arrays]] = dict
     """Reads what scores were computed from: shard -> arrays."""
 
 

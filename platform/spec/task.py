@@ -22,6 +22,7 @@ from typing_extensions import TypeVar
 from retable.platform.config import Config, UnknownField, View, flatten, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec import extras
+from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import (
     AnyRow,
@@ -40,12 +41,10 @@ from retable.platform.store.storage import Storage
 from retable.platform.text import clock
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from retable.platform.train.worker import Worker
 
-    Arrays = Mapping[str, np.ndarray[Any, Any]]
     State = dict[str, Any]
 
 
