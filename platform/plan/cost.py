@@ -199,8 +199,8 @@ class Place:
 def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Estimate:
     """Estimate the missing work of a plan. Starts nothing and asks no cloud.
 
-    Trainings, and the predictions of tasks that predict on GPUs, go to the node type with GPUs that costs least for its
-    work, if there is one; all else goes to the cheapest CPUs.
+    Trainings and predictions that ask for a GPU go to the node type with GPUs that costs least for its work, if there
+    is one, and count as if each had its GPU alone; all else goes to the cheapest CPUs.
     """
     estimated = Estimate(cluster, prices, {name: TableWork() for name in plan.tables}, unmeasured=len(plan.unmeasured))
     gpu, cpu = _gpu_place(cluster), _cpu_place(cluster)
@@ -208,8 +208,9 @@ def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Esti
     taken: dict[str, float] = {}  # hours of a node of the plan's graph, by key
     for training in plan.missing:
         work = estimated.tables[plan.first[training.folder.path]]
-        hours = taken[train_key(training.folder.path)] = _training(training, gpu, rates, estimated)
-        (gpu or cpu).add(work.hours, pieces, hours)
+        on = gpu if training.task.needs(training.config, "train").gpus else None
+        hours = taken[train_key(training.folder.path)] = _training(training, on, rates, estimated)
+        (on or cpu).add(work.hours, pieces, hours)
         work.trainings += 1
     for key, scoring in plan.scorings.items():
         estimated.tables[plan.first[key]].evaluations += not scoring.done
@@ -240,7 +241,7 @@ def _cpu_place(cluster: Cluster) -> Place:
 
 
 def _training(training: Training, gpu: Place | None, rates: Rates, estimated: Estimate) -> float:
-    """Return a training's hours of one GPU, or of one CPU core where there are no GPUs; note how they are known."""
+    """Return a training's hours of one GPU, or of one CPU core where it has none; note how they are known."""
     task, config = training.task, training.config
     if gpu is None:
         return task.cost(config) / 3600

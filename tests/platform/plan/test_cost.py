@@ -78,6 +78,7 @@ def toy(storage, **task):
         "cost": lambda config: 8 * HOUR,
         "view_cost": lambda config, view: 2 * HOUR,
         "gpu_work": lambda config: None,
+        "needs": lambda config, stage: Requirements(gpus=1.0 if stage == "train" else 0.0),
     }
     line = replace(LINE, **known | task)
     parent = {"init": "parent", "rate": 0.01}  # of a run with the default rate, 0.1
@@ -136,6 +137,18 @@ def test_predictions_go_to_gpus_where_the_task_says_so(storage, files):
     found = estimate(toy(storage, needs=lambda config, stage: Requirements(gpus=1.0)), cluster, prices, Rates())
     assert found.nodes == {"gpu": 3} and not found.busy["cpu"]
     assert found.busy["gpu"] == pytest.approx((3 * 0.08 + 4 * 0.02) / 2)
+
+
+def test_trainings_that_ask_for_no_gpu_go_to_cpus(storage, files):
+    """`weather`'s trivial baselines, beside its networks."""
+    cluster, prices = files()
+
+    def needs(config, stage):
+        return Requirements(gpus=1.0 if stage == "train" and config.rate != 0.001 else 0.0)
+
+    found = estimate(toy(storage, needs=needs), cluster, prices, Rates())
+    assert found.tables["line/a"].hours == {"gpu": pytest.approx(0.08 / 2), "cpu": (8 + 2 * 2) / 4}
+    assert (found.guessed, found.measured) == (2, 0)
 
 
 def test_a_cluster_of_gpu_nodes_alone_predicts_on_their_cpus(storage, files):
