@@ -16,10 +16,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TESTS = {
-    "audio/data": ["audio/test_data.py", "audio/test_captions.py"],
+    "audio/data": ["audio/test_data.py", "audio/test_captions.py", "audio/test_leaks.py"],
     "audio/losses": ["audio/test_losses.py"],
     "audio/metrics": ["audio/test_metrics.py"],
-    "rl/data": ["rl/test_data.py", "rl/test_states.py"],
+    "rl/data": ["rl/test_data.py", "rl/test_states.py", "rl/test_d4rl.py", "rl/test_ends.py"],
     "rl/losses": ["rl/test_losses.py", "rl/test_learner.py"],
     "rl/metrics": ["rl/test_metrics.py", "rl/test_learning.py"],
     "rl/prune/prune": ["rl/test_prune.py", "rl/test_blind.py"],
