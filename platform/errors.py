@@ -53,6 +53,11 @@ def redact_command(words: Sequence[str]) -> str:
     return " ".join(shown)
 
 
+def portable(command: str) -> str:
+    """Return a command without its `--storage`: where results lay is nobody else's business."""
+    return re.sub(r" --storage[ =]\S+", "", command)
+
+
 class UserError(Exception):
     """A mistake that the user can mend. Its text is one line without secrets: what is wrong, where, and the remedy.
 
