@@ -71,7 +71,10 @@ def request_slug(request: Request) -> str:
 def keep_section(
     request: Request, of: tuple[Task, AnyTable], storage: Storage, into: Storage, snapshot: Snapshot
 ) -> FilledTable:
-    """Fill a requested table and write its files, with the inputs it was made of in its JSON."""
+    """Fill a requested table and write its files, with the inputs it was made of in its JSON.
+
+    It is planned anew: the inputs are what planning and filling read, of this table alone and after it was run.
+    """
     name, table = request["table"], of[1]
     with snapshot.record_reads() as inputs, _blamed(storage, name):
         plan = compile_plan({name: of}, storage, request["scale"], request["set"], request.get("rows", ()))

@@ -329,10 +329,10 @@ def test_the_repositorys_own_files_go_together_and_the_command_prints_them(tmp_p
     shown = CliRunner().invoke(cli.app, ["plan", "line/table1", "line/figure1", *where])
     assert shown.exit_code == 0, shown.output
     assert re.search(r"^ *line/table1 +6 +8 ", shown.output, re.MULTILINE)
-    assert "gpu (g6.4xlarge, spot)" in shown.output and "not known: no run of this plan" in shown.output
+    assert "cpu (c7i.4xlarge)" in shown.output and "not known: no run of this plan" in shown.output
     monkeypatch.chdir(tmp_path)  # no prices.toml: the package's
     again = CliRunner().invoke(cli.app, ["plan", "line/table1", "line/figure1", *where[:4]])
-    assert "gpu (g6.4xlarge, spot)" in again.stdout and again.stderr.startswith("prices: examples of /")
+    assert "cpu (c7i.4xlarge)" in again.stdout and again.stderr.startswith("prices: examples of /")
     Path("prices.toml").write_text('currency = ""')
     own = CliRunner().invoke(cli.app, ["plan", "line/table1", *where[:4]])
     assert isinstance(own.exception, UserError) and str(own.exception).startswith("prices.toml: currency must be")
