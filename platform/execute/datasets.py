@@ -16,6 +16,7 @@ from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, one_line
 from retable.platform.execute.scoring import task_error
 from retable.platform.execute.session import alive_nodes, switches
+from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.task import Task, find
 from retable.platform.store.lease import DEATHS
 from retable.platform.store.storage import Storage
@@ -207,7 +208,7 @@ def _make_set(task_name: str, config: Config, storage: Storage) -> str | None:
     return None
 
 
-def _read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, Any]:
+def _read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, Arrays | None]:
     """Read a data set through Ray Data; return why it cannot be read, or None, and its arrays."""
     import pyarrow as pa
     import ray

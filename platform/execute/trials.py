@@ -31,8 +31,7 @@ from retable.platform.execute.session import (
     trial_memory,
 )
 from retable.platform.plan.plan import status
-from retable.platform.spec.resources import Requirements
-from retable.platform.spec.resources import Resources as Resources
+from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import Data, Source, Task, find
 from retable.platform.store import lease as attempts
 from retable.platform.store.lease import Lease

@@ -138,11 +138,11 @@ class Combining:
         return f"{self.place}/scores.json"
 
     @property
-    def view(self) -> Any:
+    def view(self) -> View:
         """How the joined predictions are scored."""
         return override(self.members[0].view, self.row.view)
 
-    def reads(self, member: Scoring) -> Sequence[Any]:
+    def reads(self, member: Scoring) -> Sequence[View]:
         """Return the views of a member whose predictions are joined, in an order that all members share."""
         return self.task.reads(override(member.view, self.row.view))
 

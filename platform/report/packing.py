@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from retable.platform.config import OwnView, fingerprint, override
+from retable.platform.config import View, fingerprint, override
 from retable.platform.errors import UserError, portable
 from retable.platform.execute.ensembles import output_folder
 from retable.platform.execute.scoring import shards_of, weights_digest
@@ -298,7 +298,7 @@ class _Packer:
             place = scoring.folder.artifacts(view, weights_digest(scoring.folder, view))
             self._add_shards(scoring, [view], place, "summary.npz")
 
-    def _add_shards(self, scoring: Scoring, views: Sequence[OwnView], place: Storage, name: str) -> None:
+    def _add_shards(self, scoring: Scoring, views: Sequence[View], place: Storage, name: str) -> None:
         """Add a file of each shard, and their list, if all are there."""
         path = place.root[len(self.storage.root) + 1 :]
         if f"{path}/{SHARDS}" in self.files and name == "summary.npz":

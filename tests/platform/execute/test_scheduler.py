@@ -11,9 +11,9 @@ from retable.platform.console import ProgressBoard
 from retable.platform.execute import scheduler as flows
 from retable.platform.execute.callback import FAILURE, LATE, TAKEN
 from retable.platform.execute.scheduler import Scheduler, job_of
-from retable.platform.execute.trials import Launch, Resources
+from retable.platform.execute.trials import Launch
 from retable.platform.plan.plan import compile_configs, name_of
-from retable.platform.spec.resources import Requirements
+from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import find
 from retable.platform.store.lease import acquire
 

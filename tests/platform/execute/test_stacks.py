@@ -14,9 +14,8 @@ from retable.platform.execute import trials as launch
 from retable.platform.execute.run import launch_for
 from retable.platform.execute.scheduler import stack_size, train_all
 from retable.platform.execute.session import ray_cluster
-from retable.platform.execute.trials import Resources
 from retable.platform.plan.plan import compile_configs, stacks
-from retable.platform.spec.resources import Requirements
+from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import find
 from retable.platform.store.provenance import here
 from retable.platform.store.run import RunFolder
