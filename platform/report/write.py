@@ -19,7 +19,8 @@ from retable.platform.console import errors
 from retable.platform.errors import UserError, one_line
 from retable.platform.plan.plan import Plan, compile_plan
 from retable.platform.report.findings import as_text, findings
-from retable.platform.report.html import in_order, papers_of, render
+from retable.platform.report.html import render
+from retable.platform.report.papers import in_order, papers_of
 from retable.platform.report.render import latex, markdown
 from retable.platform.report.results import FilledTable, fill, gather, slug, slug_of
 from retable.platform.spec.table import AnyTable, Figure

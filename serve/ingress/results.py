@@ -16,7 +16,7 @@ from functools import partial
 from pyarrow import fs
 
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest
-from retable.platform.report.html import PAPERS, rank
+from retable.platform.report.papers import PAPERS, rank
 from retable.platform.report.render import about, measured, number, remarks, state
 from retable.platform.report.results import Cell, FilledReplicate, FilledTable, slug_of
 from retable.platform.spec.table import Origin

@@ -15,7 +15,7 @@ from retable.platform.errors import UserError, nearest
 from retable.platform.models import contract, zoo
 from retable.platform.models.export import scale_of
 from retable.platform.models.select import Choice, choose, eligible_runs
-from retable.platform.report.html import PAPERS
+from retable.platform.report.papers import PAPERS
 from retable.platform.report.results import FilledTable
 from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing

@@ -30,7 +30,7 @@ from retable.platform.execute.session import (
     end_ray,
     start_ray,
 )
-from retable.platform.report.html import PAPERS
+from retable.platform.report.papers import PAPERS
 from retable.platform.spec.extras import check
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.subprocess_call import IsolatedCall
