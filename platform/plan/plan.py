@@ -627,8 +627,7 @@ def data_digest(storage: Storage, where: str) -> str | None:
         except FileNotFoundError:
             return None
 
-    digest: str | None = storage.memoize(path, "digest", read)
-    return digest
+    return storage.memoize(path, "digest", read)
 
 
 def status(folder: RunFolder, keep: Sequence[int], digest: str | None, weights: bool = False) -> Status:
