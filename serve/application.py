@@ -68,6 +68,10 @@ class Deployment:
     """Whether it computes on a GPU, where there is one."""
     gets_models: bool = True
     """Whether it hears which models are served."""
+    searches: bool = False
+    """Whether it is made with the `index` of the arguments."""
+    has_jobs: bool = False
+    """Whether `JOBS` are beside it."""
 
     def options(self) -> Json:
         """Return the deployment's options for Serve."""
@@ -87,8 +91,8 @@ CLASSES = "retable.serve.deployments"
 INGRESS = Deployment("retable.serve.ingress.app.Ingress", cpus=0.2, ongoing=4096, gpu=False)
 DEPLOYMENTS: Mapping[str, Deployment] = {
     "weather": Deployment(f"{CLASSES}.weather.Forecasters", 0.5, ongoing=64, places=8, wait=20, queued=32),
-    "style": Deployment(f"{CLASSES}.style.Styles", 0.5, ongoing=64, places=8, wait=20, queued=32),
-    "audio": Deployment(f"{CLASSES}.audio.Retrieval", 0.4, ongoing=2048, places=64, wait=5, queued=256),
+    "style": Deployment(f"{CLASSES}.style.Styles", 0.5, ongoing=64, places=8, wait=20, queued=32, has_jobs=True),
+    "audio": Deployment(f"{CLASSES}.audio.Retrieval", 0.4, ongoing=2048, places=64, wait=5, queued=256, searches=True),
     "rl": Deployment(f"{CLASSES}.rl.Policies", 0.3, ongoing=2048, places=128, wait=5, queued=512, gpu=False),
 }
 OTHERS = Deployment(f"{CLASSES}.answers.Answers", 0.3, ongoing=64, places=4, wait=20, queued=32, gpu=False)
@@ -186,7 +190,7 @@ def served(models: Sequence[Model]) -> dict[str, Json]:
 def reserved(tasks: Sequence[str], least: Mapping[str, int]) -> dict[str, float]:
     """Return the CPUs that the replicas of each deployment reserve that are always there."""
     named = {task: deployment_of(task) for task in tasks} | {"ingress": INGRESS}
-    if "style" in tasks:
+    if any(deployment_of(task).has_jobs for task in tasks):
         named["jobs"] = JOBS
     return {name: of.cpus * least.get(name, 1) for name, of in named.items()}
 
@@ -231,12 +235,12 @@ def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapp
 
     handles: dict[str, object] = {}
     for task in arguments.tasks:
-        more, of = (arguments.index,) if task == "audio" else (), deployment_of(task)
-        more = more if task in DEPLOYMENTS else (task,)
+        of = deployment_of(task)
+        given = {"index": arguments.index} if of.searches else {}
         wait = arguments.wait_seconds.get(task, of.wait)
-        handles[task] = made(task, of).bind(storage, *more, places=of.places, wait=wait)
-    if "style" in arguments.tasks:
-        handles["jobs"] = made("jobs", JOBS).bind(storage)
+        handles[task] = made(task, of).bind(storage, task, **given, places=of.places, wait=wait)
+        if of.has_jobs:
+            handles["jobs"] = made("jobs", JOBS).bind(storage)
     made_ingress = made("ingress", INGRESS)
     limits = replace(LIMITS, client_requests=arguments.client_requests)
     gate = (arguments.token_sha256, arguments.hosts, limits, storage)

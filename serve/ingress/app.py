@@ -22,10 +22,9 @@ from retable.platform.store.storage import Storage
 from retable.serve.ingress import openapi
 from retable.serve.ingress.limits import Limits
 from retable.serve.ingress.metrics import Metrics
-from retable.serve.ingress.middleware import BodyReader, SecurityMiddleware, respond
+from retable.serve.ingress.middleware import Ask, BodyReader, SecurityMiddleware, respond
 from retable.serve.ingress.replies import Problem, Reply, wrong
-from retable.serve.ingress.routes import answers, audio, example, facts, jobs, pages, rl, style, tables, weather
-from retable.serve.ingress.routes.common import Ask
+from retable.serve.ingress.routes import answers, audio, facts, pages, rl, style, tables, weather
 from retable.serve.launch.models import Model, models_of
 
 ROUTES = {"rl": rl, "style": style, "audio": audio, "weather": weather}
@@ -100,7 +99,7 @@ class Ingress:
 
 def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storage | None = None) -> FastAPI:
     """Return what is behind the gate: the routes of models, and the result tables of a storage, where one is named."""
-    app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None)
+    app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None, responses={"default": openapi.REFUSED})
     app.add_exception_handler(Problem, lambda request, error: respond(error))
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -109,14 +108,10 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storag
     pages.add(app)
     facts.add(app, models, ask, limits)
     tables.add(app, models, storage)
-    if forecasters := [model for model in models if model.task == "weather"]:
-        example.add(app, forecasters)
     for task in dict.fromkeys(model.task for model in models):
         own = [model for model in models if model.task == task]
         ROUTES.get(task, answers).add(app, own, ask, bodies)
-    if any(model.task == "style" for model in models):
-        jobs.add(app, ask)
-    openapi.describe(app, models)
+    openapi.describe(app)
     return app
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import queue
@@ -30,7 +29,6 @@ from retable.platform.execute.session import (
     end_ray,
     start_ray,
 )
-from retable.platform.report.html import PAPERS
 from retable.platform.spec.extras import check
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.subprocess_call import IsolatedCall
@@ -475,19 +473,8 @@ def metrics_urls() -> list[str]:
 
 def curl(model: Model, address: Address) -> str:
     """Return a line for a shell that asks a model."""
+    from retable.serve.ingress.app import ROUTES, answers
+
     key = ' -H "Authorization: Bearer $RETABLE_TOKEN"' if address.token else ""
-    url = f"{address.url}/v1/{model.task}"
-    if model.task == "rl":
-        states = model.about.get("states", 17)
-        row = json.dumps({"observations": [[0] * states]}, separators=(",", ":"))
-        variant = f"?model={model.variant}" if model.variant else ""
-        return f"curl -s{key} --json '{row}' '{url}/{model.name}{variant}'"
-    if model.task == "style":
-        return f"curl -s{key} --data-binary @photograph.jpg '{url}/{model.name}?size=1024' -o {model.name}.png"
-    if model.task == "audio":
-        return f"curl -s{key} '{url}?q=a+dog+barks&top=5'"
-    if model.task not in PAPERS:
-        file = f"FILE{next(iter(model.about.get('files', ())), '')}"
-        return f"curl -s{key} --data-binary @{file} '{url}/{model.name}?file={file}'"
-    region = next(iter(model.about.get("regions", ())), "")
-    return f"curl -s{key} --data-binary @images.npz '{url}?region={region}' -o forecast.npz"
+    options, place = ROUTES.get(model.task, answers).curl(model)
+    return f"curl -s{key}{options} '{address.url}/v1/{model.task}{place}'"

@@ -43,11 +43,6 @@ class Model:
     about: Mapping[str, Any] = field(default_factory=dict)
     """What the file says of itself, see `platform.models.export`; all of it may be absent."""
 
-    @property
-    def path(self) -> str:
-        """Where the file lies on the storage."""
-        return export.place_of(self.task, self.sha256)
-
     def shown(self) -> Json:
         """Return what `GET /v1/models` says."""
         return asdict(self)
@@ -78,15 +73,6 @@ def header(value: object) -> str:
 def keep(data: bytes, storage: Storage, **entries: Any) -> Model:
     """Write a file where replicas look for it, unless it is there; return its model."""
     return Model(sha256=export.keep(entries["task"], data, storage), **entries)
-
-
-def read(model: Model, storage: Storage) -> bytes:
-    """Return a model's file.
-
-    Raises:
-        UserError: where it is not there, or not the one that was exported.
-    """
-    return export.kept(model.task, model.sha256, storage)
 
 
 def config_of(models: Sequence[Model]) -> Json:

@@ -121,8 +121,8 @@ def test_the_template_serves_the_zoo(tmp_path, monkeypatch):
     whole = ServeDeploySchema.model_validate(yaml.safe_load(TEMPLATE.read_text()))
     made = deployments(application.build(whole.applications[0].args))
     assert set(made) == {"weather", "style", "audio", "rl", "jobs", "ingress"}
-    (where,) = made["rl"][1]
-    assert str(where) == str(tmp_path / "results")  # replicas run elsewhere
+    where, task = made["rl"][1]
+    assert task == "rl" and str(where) == str(tmp_path / "results")  # replicas run elsewhere
     named = {model.name for model in models.models_of(made["ingress"][2])}
     assert {"great_wave", "HalfCheetah"} <= named
 

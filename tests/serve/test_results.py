@@ -164,6 +164,14 @@ def test_a_table_is_read_again_when_it_has_changed(storage, monkeypatch):
     assert json.loads(ask(made, "GET", "/v1/tables")[2]) == []
 
 
+def test_a_file_too_large_to_be_a_table_is_not_read(storage, monkeypatch):
+    web.keep(storage, web.table(), "weather-table1-smoke")
+    reads = []
+    monkeypatch.setattr(results, "LARGEST", 100)
+    monkeypatch.setattr(Storage, "read", lambda *where: reads.append(where) or b"")
+    assert got(storage, "/v1/tables") == reads == []
+
+
 def test_without_a_storage_there_are_no_tables():
     assert got(None, "/v1/tables") == []
 

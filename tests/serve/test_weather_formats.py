@@ -13,7 +13,7 @@ from PIL import Image
 from benchmarks.serve_fuzz import corpus, damaged
 from retable.platform.config import override
 from retable.serve.deployments import maps, weather
-from retable.serve.deployments.line import Line
+from retable.serve.deployments.served import Line
 from retable.serve.ingress.replies import Problem
 from retable.serve.ingress.routes.weather import members_of
 from retable.tasks.weather.export import Exported
@@ -93,8 +93,9 @@ def test_an_ensemble_is_that_of_the_tables():
 
 def test_times_are_of_the_world_and_what_is_none_is_a_problem():
     assert weather.moment("2019-06-01T12:00+02:00") == np.datetime64("2019-06-01T10:00") and weather.moment("") is None
-    with pytest.raises(Problem, match="ISO 8601"):
-        weather.moment("yesterday")
+    for never in ("yesterday", "0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"):  # these are beyond all years in UTC
+        with pytest.raises(Problem, match="ISO 8601"):
+            weather.moment(never)
 
 
 def test_members_are_named_each_once():
@@ -128,7 +129,7 @@ def test_several_forecasters_answer_one_request(monkeypatch):
     class Two:
         def __init__(self):
             about = {"data_caution": "Not real."}
-            self.forecasters = {name: SimpleNamespace(name=name, about=about) for name in "ab"}
+            self.model = {name: SimpleNamespace(name=name, about=about) for name in "ab"}.__getitem__
             self.line = Line(2, 1.0)
 
         async def batch(self, work):

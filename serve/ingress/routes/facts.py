@@ -10,8 +10,8 @@ from dataclasses import asdict
 from fastapi import FastAPI, Response
 
 from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.middleware import Ask
 from retable.serve.ingress.replies import Json, Problem
-from retable.serve.ingress.routes.common import Ask
 from retable.serve.launch.models import Model
 
 
