@@ -133,6 +133,10 @@ class VideoQueue:
         job = Job(id=id, kind=kind, order=order)
         try:
             self._write(job, body)
+            try:
+                self._keep(job)
+            except UserError as error:
+                raise Problem(507, "there is no room for the video") from error
         except BaseException:
             shutil.rmtree(self.folder / id, ignore_errors=True)
             raise
@@ -141,7 +145,6 @@ class VideoQueue:
                 self.arriving -= 1
         with self.changed:
             self.jobs[id] = job
-            self._keep(job)
             self.changed.notify_all()
             return self._status(job)
 
@@ -178,11 +181,11 @@ class VideoQueue:
                 self._remove(job)
                 return
             before, job.state = job.state, "cancelled"
-            self._keep(job)
             if before == "running" and self.running:
                 self.running.end()
                 self.changed.wait_for(lambda: self.running is None, timeout=CHECKING)
             self._tidy(job)
+            self._keep(job)
 
     def _write(self, job: Job, body: bytes) -> None:
         """Write a video, and look at its header, one at a time."""

@@ -98,10 +98,11 @@ def take_in(
         path = Path(own) / f"recording{suffix}"
         try:
             path.write_bytes(body)
-            seconds = length(path, limits)
-            now = add(index, embedder, path, kept)
         except OSError as error:
             raise Problem(507, f"there is no room for the recording: {error.strerror}") from error
+        try:
+            seconds = length(path, limits)
+            now = add(index, embedder, path, kept)
         except UserError as error:
             if str(path) not in str(error):  # not of the recording: the index is being written, or is gone
                 raise Problem(503, "the index is being written; try again in a moment").wait(5) from error

@@ -28,6 +28,7 @@ from retable.serve.ingress.routes import answers, audio, facts, pages, rl, style
 from retable.serve.launch.models import Model, models_of
 
 ROUTES = {"rl": rl, "style": style, "audio": audio, "weather": weather}
+"""Of tasks that have more than `answers`."""
 TRIES = 4
 """How often a deployment is asked whose replica died: every request can be answered twice without harm."""
 
@@ -97,6 +98,11 @@ class Ingress:
         raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
 
 
+def routes_for(task: str) -> Any:
+    """Return the module that adds a task's routes, and says how to ask a model by `curl`."""
+    return ROUTES.get(task, answers)
+
+
 def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storage | None = None) -> FastAPI:
     """Return what is behind the gate: the routes of models, and the result tables of a storage, where one is named."""
     app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None, responses={"default": openapi.REFUSED})
@@ -110,7 +116,7 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storag
     tables.add(app, models, storage)
     for task in dict.fromkeys(model.task for model in models):
         own = [model for model in models if model.task == task]
-        ROUTES.get(task, answers).add(app, own, ask, bodies)
+        routes_for(task).add(app, own, ask, bodies)
     openapi.describe(app)
     return app
 

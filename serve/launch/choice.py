@@ -89,7 +89,7 @@ def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
             )
         if unknown := tables.keys() - set(wanted.tasks or servable()):
             raise UserError(f"--best {tables[min(unknown)]}: {min(unknown)} is not among the tasks to serve")
-        for task in wanted.tasks or list(tables) or [task for task in PAPERS if not missing(task)]:
+        for task in dict.fromkeys(wanted.tasks) or list(tables) or [task for task in PAPERS if not missing(task)]:
             own = [] if wanted.zoo else best_of(tables[task], storage) if task in tables else best(task, storage)
             models += own or _of_zoo(task, storage)
     models = with_index(models, wanted.index, wanted.anyway, storage)

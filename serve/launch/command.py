@@ -473,8 +473,8 @@ def metrics_urls() -> list[str]:
 
 def curl(model: Model, address: Address) -> str:
     """Return a line for a shell that asks a model."""
-    from retable.serve.ingress.app import ROUTES, answers
+    from retable.serve.ingress.app import routes_for
 
     key = ' -H "Authorization: Bearer $RETABLE_TOKEN"' if address.token else ""
-    options, place = ROUTES.get(model.task, answers).curl(model)
+    options, place = routes_for(model.task).curl(model)
     return f"curl -s{key}{options} '{address.url}/v1/{model.task}{place}'"

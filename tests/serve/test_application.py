@@ -36,6 +36,7 @@ GOOD = {"tasks": ["rl"], "hosts": ["localhost"]}
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch):
     monkeypatch.setattr(application, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(command, "_leaving", threading.Event())  # `leave` sets it for good
 
 
 @pytest.fixture

@@ -100,6 +100,11 @@ def test_named_tables_exclude_runs_and_the_zoo(storage):
         choice.choose_models(choice.Wanted(["rl"], best=["weather/table1"]), storage)
 
 
+def test_a_task_named_twice_is_served_once(storage):
+    models = choice.choose_models(choice.Wanted(["rl", "rl"], zoo=True), storage)
+    assert len({model.sha256 for model in models}) == len(models) > 1
+
+
 def test_a_run_says_which_cell_it_fills(storage):
     fill(storage, {"a": ("11", (None, 0.5), ()), "vote": ("22", (0.9, 0.9), ("11", "33"))}, scale="smoke")
     fill(storage, {"b": ("11", (0.7, 0.5), ())}, "weather/table2")

@@ -174,6 +174,25 @@ def test_a_disk_that_is_full_fails_one_job_and_ends_no_queue(desk, monkeypatch, 
     reach(at, create(at), "done")
 
 
+def test_a_disk_that_is_full_takes_no_video_and_keeps_no_cancelled_one_running(desk, monkeypatch):
+    at = desk(slow)
+    id = create(at)
+    while not at.status(id)["frames"]:
+        time.sleep(0.01)
+    process = at.running.process
+
+    def full(job):
+        raise UserError("there is no room")
+
+    monkeypatch.setattr(at, "_keep", full)
+    with pytest.raises(Problem, match="there is no room for the video") as refused:
+        create(at)
+    assert refused.value.status == 507 and list(at.jobs) == [id] and sorted(os.listdir(at.folder)) == [".lock", id]
+    with pytest.raises(UserError):
+        at.cancel(id)
+    assert not process.is_alive() and at.status(id)["state"] == "cancelled"
+
+
 def test_a_process_that_is_killed_is_a_job_that_failed(desk):
     at = desk(slow)
     id = create(at)
@@ -240,11 +259,11 @@ def test_old_jobs_go(desk, storage):
     at = desk(jobs_kept=2)
     ids = [create(at) for _ in range(3)]
     reach(at, ids[2], "done")
+    at.close()
     at.jobs[ids[2]].made -= 25 * 3600
     with pytest.raises(Problem, match="gone after a day"):
         at.status(ids[2])
     at._keep(at.jobs[ids[2]])
-    at.close()
     at = desk(jobs_kept=1)
     assert list(at.jobs) == [ids[1]] and sorted(os.listdir(at.folder)) == sorted([".lock", ids[1]])
 
