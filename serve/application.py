@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,15 +37,19 @@ GPU_SHARE = 0.2
 """Of a GPU, where there is one: all tasks that use it fit on one."""
 
 
-def _servable(task: str) -> str:
-    try:
-        check_servable(task)
-    except UserError as error:
-        raise PydanticCustomError("task", "{why}", {"why": str(error).removeprefix("serve: ")}) from error
-    return task
+def _valid(check: Callable[[str], str | None]) -> AfterValidator:
+    """Let a field be what a check returns, or be refused in the words of its UserError."""
+
+    def valid(word: str) -> str:
+        try:
+            return check(word) or word
+        except UserError as error:
+            raise PydanticCustomError("word", "{why}", {"why": str(error).removeprefix("serve: ")}) from error
+
+    return AfterValidator(valid)
 
 
-Task = Annotated[str, AfterValidator(_servable)]
+Task = Annotated[str, _valid(check_servable)]
 
 
 @dataclass(frozen=True)
@@ -106,13 +110,6 @@ def deployment_of(task: str) -> Deployment:
     return DEPLOYMENTS.get(task, OTHERS)
 
 
-def _host(word: str) -> str:
-    try:
-        return host_name(word)
-    except UserError as error:
-        raise ValueError(str(error)) from error
-
-
 class Arguments(BaseModel):
     """`args` of a Serve config file. What is not here is refused: Serve itself would pass over it."""
 
@@ -128,7 +125,7 @@ class Arguments(BaseModel):
     """Of recordings: what audio searches."""
     token_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
     """Of the token that requests need."""
-    hosts: tuple[Annotated[str, AfterValidator(_host)], ...] = ()
+    hosts: tuple[Annotated[str, _valid(host_name)], ...] = ()
     """Names under which the server answers; none: any."""
     wait_seconds: dict[Task, Annotated[float, Field(gt=0, le=120)]] = {}
     """That a request waits for its turn, by task; a task that is not named has its own, `DEPLOYMENTS`."""

@@ -22,13 +22,6 @@ class Answers(Served[contract.Exported]):
         super().__init__(storage, task, places, wait)
         self.answers = contract.answers(task)
 
-    def load(self, data: bytes, name: str) -> contract.Exported:
-        """Return the model in a file."""
-        return contract.exporter(self.task).read_export(data, name)
-
-    async def probe(self, model: contract.Exported) -> None:
-        """Do nothing: only the task knows what a file of its own holds."""
-
     @returns_problems
     async def answer(self, sha256: str, name: str, settings: Sequence[str], body: bytes) -> Reply:
         """Answer a file.

@@ -134,7 +134,7 @@ class Policies(Served[Exported]):
         policy = self.model(sha256)
         summary = await self.stage.play(policy, seed, steps)
         summary |= {**weight(policy), "bytes": len(await asyncio.to_thread(kept, self.task, sha256, self.storage))}
-        return json_reply(summary, separators=(",", ":"))
+        return json_reply(summary)
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, questions: list[Question]) -> list[Rows]:

@@ -5,11 +5,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import torch
 
-from retable.platform.models import export
+from retable.platform.models import contract, export
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch.models import models_of
@@ -53,7 +53,7 @@ async def _begun(work: Callable[[], Coroutine[object, object, T]]) -> T:
 
 
 class Served(Generic[T]):
-    """A deployment of one task: `load` reads the file of a model, `probe` asks a model something small.
+    """A deployment of one task; other than here, models may be loaded in another way, and asked whether they answer.
 
     On an update the new models are loaded beside the old, so that each request finds its model. Models requested before
     `reconfigure` reaches this replica, or after their removal, are loaded on demand: only the ingress decides what is
@@ -75,11 +75,10 @@ class Served(Generic[T]):
 
     def load(self, data: bytes, name: str) -> T:
         """Return the model in a file; what is made at its first use is made now."""
-        raise NotImplementedError
+        return cast(T, contract.exporter(self.task).read_export(data, name))
 
     async def probe(self, model: T) -> None:
         """Ask a model something small, ahead of waiting requests; raise if it does not answer."""
-        raise NotImplementedError
 
     def model(self, sha256: str) -> T:
         """Return the model of a digest.

@@ -28,7 +28,7 @@ from retable.serve.ingress.replies import Json, Problem, Reply, returns_problems
 from retable.tasks.weather.answer import NOT_NAMED
 from retable.tasks.weather.combine import majority_vote, mean_probability
 from retable.tasks.weather.config import View
-from retable.tasks.weather.export import Exported, read_export
+from retable.tasks.weather.export import Exported
 from retable.tasks.weather.predict import BATCH
 from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.w4c.layout import SATELLITE
@@ -213,10 +213,6 @@ def moment(time: str) -> np.datetime64 | None:
 
 class Forecasters(Served[Exported]):
     """Holds every forecaster that is served."""
-
-    def load(self, data: bytes, name: str) -> Exported:
-        """Return the forecaster in a file."""
-        return read_export(data, name)
 
     async def probe(self, model: Exported) -> None:
         """Forecast from images of zeros."""

@@ -29,14 +29,9 @@ class Reply:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def json_reply(
-    content: object,
-    status: int = 200,
-    headers: tuple[tuple[str, str], ...] = (),
-    separators: tuple[str, str] | None = None,
-) -> Reply:
+def json_reply(content: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
     """Return plain values as JSON."""
-    return Reply(json.dumps(content, separators=separators).encode(), "application/json", status, headers)
+    return Reply(json.dumps(content, separators=(",", ":")).encode(), "application/json", status, headers)
 
 
 class Problem(Exception):

@@ -43,10 +43,6 @@ class Model:
     about: Mapping[str, Any] = field(default_factory=dict)
     """What the file says of itself, see `platform.models.export`; all of it may be absent."""
 
-    def shown(self) -> Json:
-        """Return what `GET /v1/models` says."""
-        return asdict(self)
-
     def headers(self) -> dict[str, str]:
         """Return the headers of its answers."""
         name = f"{self.task}/{self.name}" + (f"/{self.variant}" if self.variant else "")

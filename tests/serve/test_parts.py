@@ -653,6 +653,7 @@ def test_what_asks_whether_a_model_answers_is_a_question_that_it_can_answer(modu
     task = module.__name__.rpartition(".")[2]
     name = sorted(zoo.zoo(task))[0]
     replica, asked = of.__new__(of), []
+    replica.task = task
     replica.models = {"a": replica.load(zoo.read(task, name), name)}
 
     async def batch(one):

@@ -51,7 +51,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None
     @app.get("/v1/models")
     def list_models() -> list[Json]:
         """Say which models are served: their files' digests, where they are from, and why these."""
-        return [model.shown() for model in models]
+        return [asdict(model) for model in models]
 
     @app.get("/v1/limits")
     def show_limits() -> Json:
