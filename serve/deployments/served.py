@@ -107,7 +107,7 @@ class Served(Generic[T]):
                 raise
             logging.getLogger("ray.serve").exception("%s: the models stay as they were", self.task)
             return
-        self.models = {sha256: model for sha256, model in self.models.items() if sha256 in wanted}
+        self.models = {sha256: self.models[sha256] for sha256 in wanted}
 
     async def ready(self, sha256s: Sequence[str]) -> Reply:
         """Return nothing, once each of these models has answered."""

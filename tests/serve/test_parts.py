@@ -22,7 +22,7 @@ from retable.platform.errors import UserError
 from retable.platform.models import export, zoo
 from retable.platform.store.storage import Storage
 from retable.serve.client import Answer, Client, ServeError
-from retable.serve.deployments import rl, style, weather
+from retable.serve.deployments import rl, served, style, weather
 from retable.serve.ingress import app, middleware, ranges
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, plain_line, wrong
@@ -662,6 +662,29 @@ def test_what_asks_whether_a_model_answers_is_a_question_that_it_can_answer(modu
 
     replica.batch = batch
     assert asyncio.run(replica.ready(["a"])).status == 200 and len(asked) == 1
+
+
+def test_a_replica_holds_the_models_that_are_served_and_finds_others_while_it_is_told(storage):
+    class Toys(served.Served):
+        def load(self, data, name):
+            return data
+
+    kept = [models.keep(bytes([place]), storage, task="rl", name="Toy") for place in range(3)]
+    other, gone = (models.Model(task=task, name="Toy", sha256="0" * 64) for task in ("style", "rl"))
+
+    async def swaps():
+        toys = Toys(storage, "rl", 1, 1.0)
+        with pytest.raises(UserError, match="not there"):
+            await toys.reconfigure(models.config_of([gone]))
+        await toys.reconfigure(models.config_of([*kept[:2], other]))
+        assert list(toys.models.values()) == [b"\0", b"\1"] and (await toys.ready(list(toys.models))).status == 200
+        await toys.reconfigure(models.config_of([gone]))
+        assert list(toys.models.values()) == [b"\0", b"\1"]
+        assert toys.model(kept[2].sha256) == b"\2"
+        await toys.reconfigure(models.config_of(kept[1:2]))
+        assert list(toys.models) == [kept[1].sha256] and toys.model(kept[0].sha256) == b"\0"
+
+    asyncio.run(swaps())
 
 
 @pytest.mark.parametrize(
