@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +24,8 @@ HEADERS = {
     "Versions": "versions",
 }
 """Header -> what the file says of itself that every answer repeats, where it is known."""
+FEW = 8
+"""Models of one task that are told of, a line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,15 @@ def describe(model: Model) -> str:
     known = [f"run {str(about['fingerprint'])[:8]}"] if about.get("fingerprint") else []
     known += [f"{key} {about[key]}" for key in ("cell", "scale", "data") if about.get(key)]
     return f"{name}: {'; '.join([model.why, *known, f'file {model.sha256[:8]}'])}"
+
+
+def some(models: Sequence[Model], line: Callable[[Model], str]) -> Iterator[str]:
+    """Yield a line for each of the first models of each task, and one for the rest: a storage may hold hundreds."""
+    for task in dict.fromkeys(model.task for model in models):
+        own = [model for model in models if model.task == task]
+        yield from (line(model) for model in own[:FEW])
+        if len(own) > FEW:
+            yield f"{task}: and {len(own) - FEW} more; GET /v1/models lists them"
 
 
 def header(value: object) -> str:

@@ -19,7 +19,7 @@ from retable.serve.deployments.audio import AudioIndex
 from retable.serve.deployments.recordings import STARTS, shown, take_in
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, kind_of
-from retable.serve.launch import address, choice, command, models
+from retable.serve.launch import address, choice, models, server
 from retable.tasks.audio.tools.search.index import update, writing
 from retable.tasks.audio.tools.search.search import open_index
 from tests.audio.tools.test_index import Toy, record, tone
@@ -148,7 +148,7 @@ def test_a_fresh_machine_searches_and_what_is_added_is_found_also_after_a_restar
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = address.Address("127.0.0.1", free.getsockname()[1])
-    with command.serving(served, storage, where):
+    with server.serving(served, storage, where):
         client = Client(where.url)
         there = client.search("a dog barks", 50)
         assert len(there) == SHIPPED and all(hit.file.endswith(".ogg") for hit in there)
@@ -162,7 +162,7 @@ def test_a_fresh_machine_searches_and_what_is_added_is_found_also_after_a_restar
         with pytest.raises(ServeError, match="415"):
             client.add_recording(b"words")
         found = [(hit.id, hit.file) for hit in client.search("a siren wails", 50)]
-    with command.serving(served, storage, where):
+    with server.serving(served, storage, where):
         client = Client(where.url)
         assert sorted((hit.id, hit.file) for hit in client.search("a siren wails", 50)) == sorted(found)
         assert len(found) == SHIPPED + 6

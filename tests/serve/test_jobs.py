@@ -388,7 +388,7 @@ def test_jobs_are_one_deployment_where_styles_are_served():
 
 @pytest.mark.slow
 def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
-    from retable.serve.launch import address, choice, command
+    from retable.serve.launch import address, choice, server
     from retable.tasks.style.networks import transformer
     from retable.tasks.style.tools.video import steady
     from retable.tasks.style.tools.video.video import stylise_video
@@ -403,7 +403,7 @@ def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
     (tmp_path / "clip.mp4").write_bytes(body)
     stylist = steady.Stylist(transformer.find("great_wave"))
     stylise_video(tmp_path / "clip.mp4", tmp_path / "wanted.mp4", steady.stylise_stream(stylist))
-    with command.serving([wave], storage, where):
+    with server.serving([wave], storage, where):
         client, seen = Client(where.url), []
         made = client.stylise_video("great_wave", body, report=seen.append)
         assert seen[-1]["state"] == "done" and seen[-1]["frames"] == seen[-1]["frames_total"] == 24

@@ -26,7 +26,7 @@ from retable.serve.deployments import rl, served, style, weather
 from retable.serve.ingress import app, middleware, ranges
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, plain_line, wrong
-from retable.serve.launch import address, choice, command, models
+from retable.serve.launch import address, choice, models, server
 from tests.serve import toys
 
 TOKEN = "0123456789abcdef"
@@ -323,7 +323,7 @@ def test_the_zoo_is_exported_by_digest(storage):
     (model, *_) = choice.choose_models(choice.Wanted(["style"], zoo=True), storage)
     assert export.kept(model.task, model.sha256, storage) and storage.list("served/style") and model.about["licence"]
     assert "from the zoo" in models.describe(model)
-    assert command.curl(model, address.Address("127.0.0.1", 1)).startswith("curl -s --data-binary @photograph.jpg")
+    assert server.curl(model, address.Address("127.0.0.1", 1)).startswith("curl -s --data-binary @photograph.jpg")
 
 
 def test_a_port_that_is_taken_is_one_line():
