@@ -133,19 +133,21 @@ def _from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> 
     return read
 
 
-def work(forecaster: Exported, region: str, body: bytes) -> ForecastRequest:
-    """Read and check a request, so that nothing in it can fail a batch.
+def work(forecasters: Sequence[Exported], region: str, body: bytes) -> list[ForecastRequest]:
+    """Read and check a request to forecasters, so that nothing in it can fail a batch; images of one shape once.
 
     Raises:
         Problem: which says what was got and what is wanted.
     """
-    try:
-        forecaster.forecaster.number(region)
-    except UserError as error:
-        regions = forecaster.config.regions
-        problem = wrong("region", repr(region)[:60], f"one of {', '.join(regions)}, which this climatology has seen")
-        raise (problem.having(nearest=nearest(region, regions).removeprefix("; ")) if region else problem) from error
-    return ForecastRequest(forecaster, region, images_of(body, shape_of(forecaster)))
+    for forecaster in forecasters:
+        try:
+            forecaster.forecaster.number(region)
+        except UserError as error:
+            known = forecaster.config.regions
+            problem = wrong("region", repr(region)[:60], f"one of {', '.join(known)}, which this climatology has seen")
+            raise (problem.having(nearest=nearest(region, known).removeprefix("; ")) if region else problem) from error
+    images = {shape: images_of(body, shape) for shape in dict.fromkeys(map(shape_of, forecasters))}
+    return [ForecastRequest(forecaster, region, images[shape_of(forecaster)]) for forecaster in forecasters]
 
 
 def shape_of(forecaster: Exported) -> tuple[int, int, int, int]:
@@ -228,7 +230,7 @@ class Forecasters(Served[Exported]):
         async def forecasts() -> list[Array]:
             models = [await asyncio.to_thread(self.model, sha256) for sha256 in sha256s]
             cautions.update(dict.fromkeys(str(model.about.get("data_caution", "")) for model in models))
-            works = [await asyncio.to_thread(work, model, region, body) for model in models]
+            works = await asyncio.to_thread(work, models, region, body)
             return await asyncio.gather(*(self.batch(each) for each in works))
 
         time = moment(wanted.time)

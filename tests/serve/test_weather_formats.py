@@ -118,11 +118,21 @@ def test_networks_forecast_any_region_and_a_climatology_its_own(region):
         np.savez(file, images=np.zeros((4, 11, 12, 12), np.float32))
         if changes:
             with pytest.raises(Problem, match="climatology has seen") as refused:
-                weather.work(forecaster, region, file.getvalue())
+                weather.work([forecaster], region, file.getvalue())
             assert refused.value.status == 422 and "boxi_0015" in str(refused.value)
-            assert weather.work(forecaster, "boxi_0015", file.getvalue()).region == "boxi_0015"
+            assert weather.work([forecaster], "boxi_0015", file.getvalue())[0].region == "boxi_0015"
         else:
-            assert weather.work(forecaster, region, file.getvalue()).region == region
+            assert weather.work([forecaster], region, file.getvalue())[0].region == region
+
+
+def test_images_are_read_once_for_all_forecasters_of_a_size(monkeypatch):
+    read = []
+    monkeypatch.setattr(weather, "images_of", lambda body, shape: read.append(shape) or np.zeros(shape, np.float32))
+    sizes = (12, 12, 24)
+    forecasters = [Exported({}, config(), size, build(config(), size, config().regions).eval()) for size in sizes]
+    works = weather.work(forecasters, "boxi_0034", b"")
+    assert [each.images.shape[-1] for each in works] == list(sizes) and read == [(4, 11, 12, 12), (4, 11, 24, 24)]
+    assert [each.forecaster for each in works] == forecasters
 
 
 def test_several_forecasters_answer_one_request(monkeypatch):
@@ -135,7 +145,7 @@ def test_several_forecasters_answer_one_request(monkeypatch):
         async def batch(self, work):
             return STEPS // (1 if work == "a" else 2)
 
-    monkeypatch.setattr(weather, "work", lambda forecaster, region, body: forecaster.name)
+    monkeypatch.setattr(weather, "work", lambda forecasters, region, body: [each.name for each in forecasters])
     made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here", {"kind": "npz"}))
     found = np.load(io.BytesIO(made.body))
     assert np.array_equal(found["probability"], (STEPS.astype(int) + STEPS // 2) // 2) and found["minutes"][-1] == 480
