@@ -205,7 +205,7 @@ def test_a_forecast_is_scrubbed_beside_the_truth(opened):
     page = opened(reduced_motion="reduce")
     page.click("#take")
     page.wait_for_selector("#scrub:not([hidden])")
-    page.wait_for_selector("#foretold:has-text('sequence 2 of 16; 32 lead times of 15 minutes')")
+    page.wait_for_selector("#foretold:has-text('sequence 9 of 16; 32 lead times of 15 minutes')")
     steps, truth = web.steps()
 
     def iou(wet, rain):

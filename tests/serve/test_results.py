@@ -179,7 +179,7 @@ def test_without_a_storage_there_are_no_tables():
 def test_the_example_is_one_that_a_forecaster_of_its_size_reads():
     made = web.application()
     status, headers, body = ask(made, "GET", "/v1/weather/example")
-    assert (status, headers["content-type"]) == (200, "application/x-npz") and len(body) <= 150_000
+    assert (status, headers["content-type"]) == (200, "application/x-npz") and len(body) <= 250_000
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         assert np.array_equal(weather.images_of(body, (4, 11, 36, 36)), arrays["images"], equal_nan=True)
         assert arrays["truth"].shape == (32, 36, 36) and set(np.unique(arrays["truth"])) <= {0, 1, 2}
