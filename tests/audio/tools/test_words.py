@@ -18,7 +18,7 @@ from retable.tasks.audio.encoders.fingerprint import fingerprint, weights_finger
 from retable.tasks.audio.encoders.tokens import TEXT_STATE
 from retable.tasks.audio.export import Exported, write_adopted
 from retable.tasks.audio.model import build
-from retable.tasks.audio.tools.embed.words import read_words
+from retable.tasks.audio.tools.embed.words import SEVERAL, error_function, read_words
 from retable.tasks.audio.tools.search.index import update
 from retable.tasks.audio.tools.search.opening import open_embedder
 
@@ -80,6 +80,17 @@ def test_numpy_leaves_alone_what_it_does_not_know(tmp_path):
         assert (read(file(weights, theirs)) is not None) == there
     assert read(whole[:-1]) is None and read(b"") is None and read(b"Dear Sir") is None
     assert read_words(tmp_path / "none") is None
+
+
+def test_several_captions_have_the_bits_of_single_ones():
+    """SciPy's error function, which is used for several, against Python's; with the zoo's model."""
+    found = read_words(folder("audio") / "zoo/passt-scenes.safetensors")
+    captions = [f"{caption} {number}" for number in range(4) for caption in CAPTIONS]
+    assert len(captions) > SEVERAL
+    np.testing.assert_array_equal(found.words(captions), np.concatenate([found.words([each]) for each in captions]))
+    values = np.random.default_rng(0).normal(0, 3, (40, 768)).astype(np.float32)
+    one, several = error_function(1), error_function(SEVERAL + 1)
+    assert one is not several and np.array_equal(one(values), several(values))
 
 
 def test_models_from_before_keep_their_fingerprints():
