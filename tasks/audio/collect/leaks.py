@@ -141,8 +141,8 @@ def read_exclusions(path: Path, say: Callable[[str], None] = lambda line: None) 
 
 def _json_values(content: Any) -> list[tuple[str, Sequence[str]]]:
     """Return the ids of `{"AudioSet": ["Y<id>.wav", ...], "FreeSound": [<id>, ...]}`, each with whose it is."""
-    lists = [content.get(key, []) for key in ("AudioSet", "FreeSound")] if isinstance(content, dict) else [None]
-    if not all(isinstance(values, list) for values in lists):
+    lists = [content.get(key, []) for key in ("AudioSet", "FreeSound")] if isinstance(content, dict) else []
+    if not lists or not all(isinstance(values, list) for values in lists):
         raise ValueError("no object with the lists AudioSet and FreeSound")
     kinds = ("youtube", "freesound")
     return [(str(value).strip(), [kind]) for kind, values in zip(kinds, lists, strict=True) for value in values]

@@ -105,7 +105,8 @@ class Words:
 
 def _gelu(values: Array, erf: Erf) -> Array:
     """Return x P(X < x) of the normal distribution."""
-    return values * np.float32(0.5) * (1 + erf(values / np.float32(math.sqrt(2))))
+    made: Array = values * np.float32(0.5) * (1 + erf(values / np.float32(math.sqrt(2))))
+    return made
 
 
 def error_function(captions: int) -> Erf:
