@@ -54,8 +54,15 @@ class AudioIndex:
         self.recordings = recordings(self.index)
 
     def refresh(self) -> None:
-        """Load what was added to the index since the last call."""
-        self._have(refresh(self.index))
+        """Load what was added to the index since the last call.
+
+        Raises:
+            Problem: where the index was made anew with another model.
+        """
+        try:
+            self._have(refresh(self.index))
+        except UserError as error:
+            raise Problem(503, "the index was made anew with another model; restart the server") from error
 
     def found(self, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
         """Return the recordings nearest to words, and how unusual that is (`p`, `verdict`; see `null.py`).

@@ -4,6 +4,7 @@ import concurrent.futures
 import errno
 import io
 import json
+import shutil
 import socket
 
 import numpy as np
@@ -91,6 +92,15 @@ def test_what_is_no_recording_leaves_nothing_behind(index, tmp_path):
 
 
 recordings_add = recordings.add
+
+
+def test_an_index_that_was_made_anew_with_another_model_is_a_503(index, tmp_path):
+    shelf = AudioIndex(Toy(), index.out)
+    shutil.rmtree(index.out)
+    update(tmp_path / "own", index.out, Toy("b" * 64))
+    with pytest.raises(Problem, match="made anew with another model; restart the server") as caught:
+        shelf.found(Toy().words(["low"])[0], 1)
+    assert caught.value.status == 503
 
 
 def test_where_the_storage_is_a_bucket_the_recordings_of_the_task_are_searched_and_none_is_kept(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import SAMPLE_RATE, Untrained
+from retable.tasks.audio.encoders.cnn14 import slaney_bank
 from retable.tasks.audio.encoders.text import train_tokenizer
 from retable.tasks.audio.export import read_export, served_as, write_adopted
 from retable.tasks.audio.predict import embed_audio
@@ -132,7 +133,7 @@ def laion_state(model):
             state[name] = ours[name if name in ours else where + rest]
         elif "qkv" in rest:
             state[name] = torch.cat([ours[part] for part in parts])
-    state["audio_branch.logmel_extractor.melW"] = clap.mel_bank().T
+    state["audio_branch.logmel_extractor.melW"] = slaney_bank(clap.RATE).T
     return state
 
 
