@@ -1,7 +1,7 @@
 """Contracts of a task whose runs are exported, selected, served and used for batch prediction.
 
     tasks/<name>/export.py   write_export, read_export; one_of, if a file of its zoo holds several models
-    tasks/<name>/best.py     best, is_real
+    tasks/<name>/best.py     best
     tasks/<name>/answer.py   Options, SUFFIXES, target, answering
 
 Each module is imported when it is asked for: they import torch, and what their task needs beyond it.
@@ -48,9 +48,6 @@ class Selector(Protocol):
 
     def best(self, runs: Sequence[TrainedRun], /) -> Mapping[str, Choice]:
         """Return the best of finished runs, by the name each is served as. Raises UserError if none has a number."""
-
-    def is_real(self, info: Mapping[str, object], /) -> bool:
-        """Return whether `dataset.json` is of measured data, not of generated ones."""
 
 
 class Answers(Protocol):
