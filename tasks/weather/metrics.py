@@ -384,7 +384,11 @@ def drawn_anew(a: Sequence[Counts], b: Sequence[Counts], draws: int, seed: int) 
 
 
 def times_drawn(random: np.random.Generator, sequences: int, draws: int) -> Array:
-    """Return how often each sequence is drawn, with replacement, as many as there are: float64 (draws, sequences)."""
+    """Return how often each sequence is drawn, with replacement, as many as there are: float64 (draws, sequences).
+
+    Audio's bootstrap draws one by one, which takes other numbers from the same generator: with one way of drawing for
+    both, the published intervals of one of them would change.
+    """
     return random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
 
 
