@@ -253,6 +253,19 @@ def joint_of(by_seed: npt.ArrayLike, low: float, high: float, about: str = "", f
     return Estimate(mean, *ends(), about, form, ends=ends)
 
 
+def bootstrap_of(by_seed: npt.ArrayLike, resampled: npt.ArrayLike) -> Estimate:
+    """Return a mean over training seeds with the 95 % percentile interval of a bootstrap, widened by the seeds' noise.
+
+    Args:
+        by_seed: a value of each seed, (seeds,).
+        resampled: the mean over seeds of each sample of the test set, (samples,). How a sample is drawn is the task's.
+
+    Source: Efron and Tibshirani 1993, section 13.3.
+    """
+    low, high = np.percentile(np.asarray(resampled, np.float64), [2.5, 97.5])
+    return joint_of(by_seed, float(low), float(high))
+
+
 def widen(mean: float, low: float, high: float, margin: float) -> tuple[float, float]:
     """Return the ends of an interval that includes two sources of noise, of a test set and of training.
 
