@@ -14,6 +14,7 @@ from retable.platform.console import console
 from retable.platform.errors import UserError, portable
 from retable.platform.models import contract
 from retable.platform.spec.task import config_at
+from retable.platform.store import weights
 from retable.platform.store.run import contiguous
 from retable.platform.store.storage import Record, Storage
 
@@ -116,6 +117,32 @@ def described(form: str, config: object, said: Mapping[str, object]) -> dict[str
         "config": json.dumps(fields, sort_keys=True),
         "provenance": json.dumps(said, sort_keys=True),
     }
+
+
+def opened(data: bytes, name: str, noun: str, remedy: str, *formats: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return an exported file's metadata and tensors.
+
+    Args:
+        data: the file.
+        name: what errors call it.
+        noun: what a file of the task holds, such as `forecaster`.
+        remedy: how errors end.
+        *formats: of a file of the task, one of them (`described`).
+
+    Raises:
+        UserError: where it is larger than any exported file, of none of these formats, or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    check_size(data, name)
+    metadata = weights.metadata(data) or {}
+    if metadata.get("format") not in formats:
+        raise UserError(f"{name}: no {noun} of this task, or not the whole file; {remedy}")
+    try:
+        return metadata, load(data)
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{name}: a damaged {noun} ({error}); {remedy}") from error
 
 
 def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> Record:

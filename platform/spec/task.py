@@ -14,6 +14,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -36,6 +37,7 @@ from retable.platform.spec.table import (
     matches,
     row_fields,
     split_view,
+    with_claims,
 )
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
@@ -195,6 +197,22 @@ class KeyNumber:
     """What it is, with its unit, in a few words."""
 
 
+def _own() -> Mapping[str, Any]:
+    """Stand for what a task's own modules define; see `Task.__post_init__`."""
+    raise NotImplementedError
+
+
+def tables_of(task: str) -> Mapping[str, Table | Figure]:
+    """Return a task's `tables.TABLES` with their `claims.CLAIMS`: imported now, as a training needs none of them."""
+    tables, claims = (importlib.import_module(f"retable.tasks.{task}.{name}") for name in ("tables", "claims"))
+    return with_claims(tables.TABLES, claims.CLAIMS)
+
+
+def scales_of(task: str) -> Mapping[str, Scale]:
+    """Return a task's `scales.SCALES`, imported now."""
+    return cast(Mapping[str, Scale], importlib.import_module(f"retable.tasks.{task}.scales").SCALES)
+
+
 def alone(config: object) -> Hashable:
     """Return a key that no other config has: of a task whose runs are not trained as stacks."""
     return tuple(flatten(config).items())
@@ -253,11 +271,17 @@ class Task(Generic[C, V, D, L]):
     metrics: Sequence[str] = ()
     """What a sweep may search for the best of, among the scores and the log's metrics; `iou` also stands for `iou/...`.
     Where there are none, any word is taken."""
-    tables: Callable[[], Mapping[str, Table | Figure]] = dict
-    """The paper's tables and figures; imported when asked for, as a training needs none of what they draw with."""
-    scales: Callable[[], Mapping[str, Scale]] = dict
+    tables: Callable[[], Mapping[str, Table | Figure]] = _own
+    """The paper's tables and figures with their claims; by default those of its modules `tables` and `claims`."""
+    scales: Callable[[], Mapping[str, Scale]] = _own
+    """By default those of its module `scales`."""
     settings: Sequence[str] = ()
     """Config fields in which a table's rows may differ without their labels saying so: `--set` changes all rows."""
+
+    def __post_init__(self) -> None:
+        for own, read in (("tables", tables_of), ("scales", scales_of)):
+            if getattr(self, own) is _own:
+                object.__setattr__(self, own, partial(read, self.name))
 
     def __repr__(self) -> str:
         return f"<task {self.name}: {self.about}>"
