@@ -14,7 +14,6 @@ from retable.platform.console import console
 from retable.platform.errors import UserError, portable
 from retable.platform.models import contract
 from retable.platform.spec.task import config_at
-from retable.platform.store import weights
 from retable.platform.store.run import contiguous
 from retable.platform.store.storage import Record, Storage
 
@@ -134,6 +133,8 @@ def opened(data: bytes, name: str, noun: str, remedy: str, *formats: str) -> tup
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
+
+    from retable.platform.store import weights  # with PyTorch, which those who only list models do without
 
     check_size(data, name)
     metadata = weights.metadata(data) or {}
