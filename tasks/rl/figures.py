@@ -16,6 +16,7 @@ from retable.platform.spec.claims import mean_of
 from retable.platform.spec.table import Results
 from retable.tasks.rl.learning.readings import (
     CONTROLS,
+    DENSE_RAW,
     FORMATS,
     LEVELS,
     NAMES,
@@ -48,7 +49,7 @@ LINES: Mapping[str, Mapping[str, Any]] = {
     label("snip", 0.5): {**STYLES["snip"], "linestyle": ":"},
     label("snip", 0.9): {**STYLES["snip"], "linestyle": "--"},
     **{label(method, 0.95): style for method, style in STYLES.items()},
-    "dense, raw states": {"marker": ".", "linestyle": "-.", "fillstyle": "none"},
+    DENSE_RAW: {"marker": ".", "linestyle": "-.", "fillstyle": "none"},
     **{label(method, 0.95, "raw"): {**STYLES[method], "linestyle": "-.", "fillstyle": "none"} for method in PRUNERS},
 }
 """Rows whose learning is shown, and how they are drawn."""
@@ -163,7 +164,7 @@ def beside_controls(
             thin = {"linewidth": 1, "elinewidth": 0.7, "markersize": 4.5}
             name = NAMES[other] + (", raw states" if states == "raw" else "")
             axis.errorbar(list(found), means, yerr=whiskers, label=name, **thin, **style)
-    for row, dashes in (("dense", "--"), ("dense, raw states", ":")):
+    for row, dashes in (("dense", "--"), (DENSE_RAW, ":")):
         dense = final(results, row, metric, **at)
         if dense.size:
             axis.axhline(dense.mean(), color=COLOURS[policy], linewidth=1, linestyle=dashes, label=row)

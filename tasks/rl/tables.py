@@ -16,6 +16,7 @@ from retable.platform.spec.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.rl import figures
 from retable.tasks.rl.formats.compact import Precision
 from retable.tasks.rl.formats.sizes import COMPACT
+from retable.tasks.rl.learning import readings
 from retable.tasks.rl.learning.readings import CONTROLS, METHODS, NETWORKS, label
 from retable.tasks.rl.learning.readings import FORMATS as FORMAT_NAMES
 from retable.tasks.rl.learning.timing import speed
@@ -36,7 +37,7 @@ EPOCHS = tuple(range(20, 201, 20))
 UNTRAINED: Mapping[str, object] = {"epochs": 1, "steps": 1}
 """What has no need of training: masks, and with them the bytes of files, are settled before the first update."""
 DENSE = Row(label="dense", overrides={"prune": "dense"}, view={})
-DENSE_RAW = Row(label="dense, raw states", overrides={"prune": "dense", "states": "raw"}, view={})
+DENSE_RAW = Row(label=readings.DENSE_RAW, overrides={"prune": "dense", "states": "raw"}, view={})
 """What raw states cost without pruning."""
 
 

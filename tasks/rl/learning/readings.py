@@ -41,6 +41,8 @@ FORMATS = {
     "compact_int8": "ours, int8",
 }
 """Formats of files: their names."""
+DENSE_RAW = "dense, raw states"
+"""Label of the dense network's row on raw states."""
 LEVELS = (0.5, 0.9)
 """Shares of the dense network's final return whose reaching is counted."""
 

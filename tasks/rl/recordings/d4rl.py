@@ -21,7 +21,7 @@ from retable.platform.store.hdf5 import plain_numbers
 from retable.platform.text import plural
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes
-from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of, with_remedy
+from retable.tasks.rl.recordings.episodes import Ends, Recording, Rows, find_ends, record_of, with_remedy
 
 if TYPE_CHECKING:
     from retable.platform.store.download import Published
@@ -107,6 +107,8 @@ class Reading:
 
     rows: Rows | None
     """None: its arrays are not those of a recording."""
+    ends: Ends | None
+    """None: the file has defects, so its ends were not looked for."""
     place: Callable[[int], str]
     """What a row is called."""
     defects: list[str]
@@ -132,7 +134,7 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
     """
     arrays = load(path)
     if found := _misshapen(path, arrays):
-        return Reading(None, str, found, [])
+        return Reading(None, None, str, found, [])
     if space:
         check_sizes(space.environment, arrays["observations"].shape[1], arrays["actions"].shape[1], str(path))
     arrays.setdefault("timeouts", np.zeros(len(arrays["rewards"]), bool))
@@ -159,13 +161,14 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
         np.append(episode[1:] != episode[:-1], True),
         space.steps if space else None,
     )
-    if not (rows.terminals | rows.timeouts).any() and (found or not len(find_ends(rows).unmarked)):
+    ends = None if found else find_ends(rows)
+    if not (rows.terminals | rows.timeouts).any() and (ends is None or not len(ends.unmarked)):
         found.append(f"{path}: keys 'terminals' and 'timeouts' end no episode; mark the last row of each episode")
 
     def place(row: int) -> str:
         return f"row {numbers[row]}"
 
-    return Reading(rows, place, found, [*remarks, *odd_ends(rows, space, place)])
+    return Reading(rows, ends, place, found, [*remarks, *odd_ends(rows, space, place)])
 
 
 def check_skip(path: Path, skip: Collection[int], episodes: int) -> None:
@@ -270,9 +273,9 @@ def too_long(lengths: Array, space: Spaces) -> list[str]:
 
 def end_defects(path: Path, reading: Reading) -> list[str]:
     """Return a line for each kind of wrong end of episodes, where a file is sound otherwise."""
-    if reading.rows is None or reading.defects:
+    if reading.ends is None or reading.defects:
         return []
-    return [f"{path}: {line}" for line in with_remedy(find_ends(reading.rows), reading.place)]
+    return [f"{path}: {line}" for line in with_remedy(reading.ends, reading.place)]
 
 
 def read_d4rl(path: Path, space: Spaces | None = None, skip: Collection[int] = (), mending: bool = False) -> Recording:
@@ -292,8 +295,8 @@ def read_d4rl(path: Path, space: Spaces | None = None, skip: Collection[int] = (
     reading = read(path, space, skip)
     for defect in reading.defects:
         raise UserError(defect)
-    assert reading.rows is not None
-    found = record_of(path, reading.rows, reading.place, reading.remarks, mending)
+    assert reading.rows is not None and reading.ends is not None
+    found = record_of(path, reading.rows, reading.ends, reading.place, reading.remarks, mending)
     if not len(found.columns["step"]):
         raise UserError(f"{path}: no row has a successor; write 'next_observations' or longer episodes")
     return found

@@ -107,15 +107,14 @@ def with_remedy(ends: Ends, place: Callable[[int], str]) -> list[str]:
 
 
 def record_of(
-    where: object, rows: Rows, place: Callable[[int], str], remarks: list[str], mending: bool, genuine: bool = True
+    where: object, rows: Rows, ends: Ends, place: Callable[[int], str], remarks: list[str], mending: bool
 ) -> Recording:
-    """Return what is stored of rows, their ends mended where they are wrong and that is wanted.
+    """Return what is stored of rows, their `ends` mended where they are wrong and that is wanted.
 
     Raises:
         UserError: where ends are wrong and are not to be mended, or cannot be.
 
     """
-    ends = find_ends(rows, genuine)
     if (not mending or ends.disorder > 0.5) and (found := with_remedy(ends, place)):
         raise UserError(f"{where}: {found[0]}")
     found_columns, returns = columns(*mend(rows, ends))

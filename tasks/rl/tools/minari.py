@@ -27,7 +27,7 @@ from retable.tasks.rl.data import check_new, folder, simulator, store, told
 from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes, refused_settings, spaces
 from retable.tasks.rl.recordings.d4rl import TOLERANCE, check_skip, numbers, odd_ends, opened, scaled, sha256
-from retable.tasks.rl.recordings.episodes import Recording, Rows, record_of
+from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of
 
 if TYPE_CHECKING:
     import gymnasium
@@ -189,8 +189,13 @@ def _usual(own: gymnasium.envs.registration.EnvSpec) -> dict[str, Any]:
         given = {name: each.default for name, each in signature(creator or dict).parameters.items()}
     except (ImportError, AttributeError, TypeError, ValueError):  # an environment whose package is not here
         given = {}
-    usual = {**given, **own.kwargs}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}
+    return {name: _as_json(value) for name, value in {**given, **own.kwargs}.items()}
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as it comes back from JSON: NumPy's numbers and arrays, and tuples, at any depth."""
+    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read_minari(
@@ -249,7 +254,8 @@ def read_minari(
     def place_of(row: int) -> str:
         return f"episode_{episode[row]} row {row - first[row]}"
 
-    return record_of(path, rows, place_of, [*remarks, *odd_ends(rows, space, place_of)], mending, genuine=False)
+    ends = find_ends(rows, genuine=False)
+    return record_of(path, rows, ends, place_of, [*remarks, *odd_ends(rows, space, place_of)], mending)
 
 
 def _episode(path: Path, file: h5py.File, number: int) -> dict[str, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tempfile
 import zlib
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing, suppress
@@ -224,12 +225,17 @@ def import_folder(source: Path, place: Storage, name: str, tests: int = 10, ever
     if name in (GENERATED, COCO):
         raise UserError(f"--name {name}: is the name of other pictures, which tables are made with; choose another")
     _check_own(place, name)
+    with tempfile.TemporaryDirectory(prefix="retable-") as converted:
+        return _import(source, place, name, tests, every, Path(converted))
+
+
+def _import(source: Path, place: Storage, name: str, tests: int, every: int, converted: Path) -> dict[str, Any]:
     origin = Storage.open(source)
     inside = f"{place.root}/" if place.is_local else None  # the target may lie in the folder that is imported
     files = [path for path in files_below(origin) if not (inside and f"{origin.root}/{path}".startswith(inside))]
     pictures = [path for path in files if Path(path).suffix.lower() in images.SUFFIXES]
     videos = [path for path in files if Path(path).suffix.lower() in VIDEOS]
-    sound, left_out = _sound(origin, pictures, name)
+    sound, left_out = _sound(origin, pictures, name, converted)
     videos, broken = _playable(origin, videos)
     left_out += broken
     if tests > len(sound) or not (len(sound) > tests or videos):
@@ -241,8 +247,13 @@ def import_folder(source: Path, place: Storage, name: str, tests: int = 10, ever
     import av  # here and below: a machine that only trains may lack it
 
     _begin(place, f"retable data import style {source} --name {name} --test {tests} --every {every}")
-    moves = [(path, f"{'test' if path in chosen else 'training'}/{flat}") for path, flat in _flat(sound).items()]
-    for _ in threaded(lambda move: _transfer(Path(origin.root) / move[0], place, move[1]), moves):
+
+    def transfer(move: tuple[str, str]) -> None:
+        path, flat = move
+        file = (Path(origin.root) if is_picture(path) else converted) / path
+        _transfer(file, place, f"{'test' if path in chosen else 'training'}/{flat}")
+
+    for _ in threaded(transfer, _flat(sound).items()):
         pass
     for path, flat in _flat(videos).items():
         try:
@@ -270,15 +281,25 @@ def _playable(origin: Storage, videos: list[str]) -> tuple[list[str], list[str]]
     return playable, left_out
 
 
-def _sound(origin: Storage, pictures: list[str], name: str) -> tuple[list[str], list[str]]:
-    """Return the pictures that can be used, and what is wrong with each of the others."""
+def _sound(origin: Storage, pictures: list[str], name: str, converted: Path) -> tuple[list[str], list[str]]:
+    """Return the pictures that can be used, and what is wrong with each of the others.
+
+    HEIC and others that OpenCV does not read are written to the folder `converted` as JPEG, under the same path.
+    """
     sound, left_out = [], []
 
     def wrong(path: str) -> str | None:
         try:
-            return defect(_importable(path, origin.read(path)))
+            data = origin.read(path)
+            if is_picture(path) or not data:
+                return defect(data)
+            data = encode_jpeg(images.read(data).pixels)
         except UserError as error:
             return str(error).removeprefix("the picture: ")
+        with disk_errors(str(converted)):
+            (converted / path).parent.mkdir(parents=True, exist_ok=True)
+            (converted / path).write_bytes(data)
+        return defect(data)
 
     with progress_bar(f"checking {name}") as show:
         found = threaded(wrong, pictures)
@@ -288,15 +309,6 @@ def _sound(origin: Storage, pictures: list[str], name: str) -> tuple[list[str], 
             else:
                 sound.append(path)
     return sound, left_out
-
-
-def _importable(path: str, data: bytes) -> bytes:
-    """Return a picture's file as data sets hold it: JPEG in place of HEIC and others that OpenCV does not read.
-
-    Raises:
-        UserError: where such a file cannot be read.
-    """
-    return data if is_picture(path) or not data else encode_jpeg(images.read(data).pixels)
 
 
 def _flat(paths: Iterable[str]) -> dict[str, str]:
@@ -314,9 +326,9 @@ def _flat(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _transfer(file: Path, place: Storage, path: str) -> None:
-    """Put a local file into a data set: as a hard link where possible, else as a copy, or converted."""
-    if not place.is_local or not is_picture(file.name):
-        place.write(path, _importable(file.name, file.read_bytes()))
+    """Put a local file into a data set: as a hard link where possible, else as a copy."""
+    if not place.is_local:
+        place.write(path, file.read_bytes())
         return
     target = Path(place.root) / path
     with disk_errors(str(target)):
