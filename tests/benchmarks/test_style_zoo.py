@@ -180,7 +180,9 @@ def test_a_training_that_diverges_keeps_its_last_finite_state(shared, tmp_path, 
 
 def test_a_file_says_how_many_pictures_its_network_saw(made, shared, tmp_path):
     """Not how many the recipe asks for: a folder may hold fewer."""
-    assert "2 photographs of BSDS500 (training and validation) and 1 generated" in described(made / "the_scream.safetensors")
+    assert "2 photographs of BSDS500 (training and validation) and 1 generated" in described(
+        made / "the_scream.safetensors"
+    )
     for name in ("data/style/bsds500", "weights/style"):
         (tmp_path / name).mkdir(parents=True)
     for file in (shared / "weights/style").glob("vgg19_*.pth"):

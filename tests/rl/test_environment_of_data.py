@@ -220,7 +220,11 @@ def test_defaults_that_json_writes_otherwise_are_no_settings(
     usual: dict[str, Any] = {"healthy_z_range": np.array([0.7, 3.0]), "healthy_angle_range": (np.float32(-0.5), 0.5)}
     usual["healthy_state_range"] = ((-1, 1), (-2, 2))
     monkeypatch.setattr(gymnasium.registry["Hopper-v5"], "kwargs", usual)
-    same = {"healthy_z_range": [0.7, 3.0], "healthy_angle_range": [-0.5, 0.5], "healthy_state_range": [[-1, 1], [-2, 2]]}
+    same = {
+        "healthy_z_range": [0.7, 3.0],
+        "healthy_angle_range": [-0.5, 0.5],
+        "healthy_state_range": [[-1, 1], [-2, 2]],
+    }
     assert _settings(tmp_path, {**DEFAULTS["env_spec"], "kwargs": same}) == {}
     other = {**same, "healthy_z_range": [0.7, 3.5]}
     assert _settings(tmp_path, {**DEFAULTS["env_spec"], "kwargs": other}) == {"healthy_z_range": [0.7, 3.5]}
