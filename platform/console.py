@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import logging
 import os
 import sys
@@ -10,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
@@ -61,6 +64,44 @@ def new_console(**options: Any) -> Console:
     """Return a console; where NO_COLOR is set, it writes neither colors nor bold or dim text."""
     system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(highlight=False, soft_wrap=True, color_system=system, **options)
+
+
+def spread(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that makes options of a command's parameters that are dataclasses, one of each field.
+
+    Fields named in `without`, or like one of the command's own options, keep their defaults.
+    """
+    return functools.partial(_spread, without=without)
+
+
+def _spread(command: Callable[..., None], without: Sequence[str]) -> Callable[..., None]:
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    parameters, owner = [], {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        inner = get_type_hints(groups[name], include_extras=True)
+        for one in dataclasses.fields(groups[name]):
+            if one.name not in (*hints, *without):
+                owner[one.name] = name
+                how: dict[str, Any] = {"default": one.default, "annotation": inner[one.name]}
+                parameters.append(inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, **how))
+
+    @functools.wraps(command)
+    def called(**values: Any) -> None:
+        rest = {name: value for name, value in values.items() if name not in owner}
+        made = {
+            group: kind(**{name: values[name] for name, of in owner.items() if of == group})
+            for group, kind in groups.items()
+        }
+        command(**rest, **made)
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del called.__wrapped__
+    return called
 
 
 class Advance(Protocol):

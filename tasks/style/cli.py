@@ -7,14 +7,25 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from retable.platform.console import Device, Epoch, Licence, Run, Where, console, errors, print_lines, progress_bar
+from retable.platform.console import (
+    Device,
+    Epoch,
+    Licence,
+    Run,
+    Where,
+    console,
+    errors,
+    print_lines,
+    progress_bar,
+    spread,
+)
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
 from retable.tasks.style.data_cli import DATA
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.weights import import_weights
 from retable.tasks.style.tools.pictures.judge_cli import judge
-from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result, items, spread
+from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result, items
 from retable.tasks.style.tools.video.video_cli import video
 
 __all__ = ["DATA", "app"]
@@ -29,7 +40,7 @@ app.command("judge")(judge)
 
 
 @app.command()
-@spread
+@spread()
 def image(
     inputs: Annotated[list[str], typer.Argument(help="Photographs, folders, or patterns such as 'holiday/*.jpg'.")],
     style: Annotated[

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -207,41 +203,3 @@ def items(option: str, text: str, kind: type[Any] = float) -> list[Any]:
     except ValueError as error:
         whole = "whole " if kind is int else ""
         raise UserError(f"{option} {text}: write {whole}numbers with commas between them, e.g. 1,2") from error
-
-
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command's parameters that are dataclasses be options, one for each of their fields.
-
-    A field that is called as one of the command's own options keeps its default.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
-    parameters, owner = [], {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name not in groups:
-            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        inner = get_type_hints(groups[name], include_extras=True)
-        for each in dataclasses.fields(groups[name]):
-            if each.name in hints:
-                continue
-            owner[each.name] = name
-            parameters.append(
-                inspect.Parameter(
-                    each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=inner[each.name]
-                )
-            )
-
-    @functools.wraps(command)
-    def called(**values: Any) -> None:
-        rest = {name: value for name, value in values.items() if name not in owner}
-        made = {
-            group: kind(**{name: values[name] for name, of in owner.items() if of == group})
-            for group, kind in groups.items()
-        }
-        command(**rest, **made)
-
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {each.name: each.annotation for each in parameters}
-    del called.__wrapped__
-    return called

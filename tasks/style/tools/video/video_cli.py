@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from retable.platform.console import console, print_lines, progress_bar
+from retable.platform.console import console, print_lines, progress_bar, spread
 from retable.platform.errors import UserError
 from retable.platform.execute.session import ray_cluster
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
 from retable.tasks.style.files import assets
-from retable.tasks.style.tools.pictures.knobs import STYLE_SCALE, Knobs, Precision, spread
+from retable.tasks.style.tools.pictures.knobs import STYLE_SCALE, Knobs, Precision
 
 if TYPE_CHECKING:
     from retable.tasks.style.networks.tiling import Precision as Arithmetic
@@ -27,7 +27,7 @@ SAMPLE = 48
 """Frames that --measure looks at."""
 
 
-@spread
+@spread()
 def video(
     source: Annotated[Path, typer.Argument(help="The video to stylise.")],
     target: Annotated[Path, typer.Argument(help="The video to write: .mp4, .mov, .mkv (H.264) or .webm (VP9).")],
