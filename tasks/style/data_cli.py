@@ -21,7 +21,7 @@ from retable.platform.console import (
     show_checked,
 )
 from retable.platform.errors import UserError
-from retable.platform.spec.task import data_sets
+from retable.platform.spec.task import data_folder, data_sets
 from retable.platform.store.storage import Storage
 from retable.tasks.style.files.check import check as check_folder
 from retable.tasks.style.files.prepare import (
@@ -32,7 +32,6 @@ from retable.tasks.style.files.prepare import (
     index_folder,
     make_generated,
 )
-from retable.tasks.style.files.prepare import folder as data_folder
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The datasets that `fetch` knows."""
@@ -55,7 +54,7 @@ def fetch(
     if not name:
         print_lines(published.values())
         return
-    place = data_folder(Storage.open(storage), name)
+    place = data_folder(Storage.open(storage), "style", name)
     if not place.is_local:
         raise UserError(f"{place}: fetch to a local --storage, then copy it")
     until = download.deadline(limit)
@@ -77,7 +76,7 @@ def make(
     """
     if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
         raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
-    place = data_folder(Storage.open(storage), name)
+    place = data_folder(Storage.open(storage), "style", name)
     console.print(f"{place}: {describe(make_generated(place, name, photographs, seed))}", markup=False)
 
 
@@ -107,7 +106,7 @@ def import_(
 
     Example: `retable data import style ~/Pictures --name mine`
     """
-    place = data_folder(Storage.open(storage), name)
+    place = data_folder(Storage.open(storage), "style", name)
     info = import_folder(folder, place, name, test, every)
     print_lines(info["left_out"], "left out: ")
     console.print(f"{place}: {describe(info)}, {len(info['test'])} for tests", markup=False)

@@ -12,10 +12,10 @@ import typer
 from retable.platform.config import parse_set, set_line
 from retable.platform.console import Licence, Where, console, print_lines, progress_bar, show_defects
 from retable.platform.errors import UserError
-from retable.platform.spec.task import data_sets
+from retable.platform.spec.task import data_folder, data_sets
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.convert import convert as convert_frames
-from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, folder, index_folder, make_generated
+from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, index_folder, make_generated
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -72,9 +72,8 @@ def make(
     if seed and name is None:
         raise UserError(f"--seed {seed}: give the set a --name; generated-{size} has seed 0")
     chosen = name or f"generated-{size}"
-    where = Storage.open(storage)
-    info = make_generated(folder(where, chosen), chosen, str(size), seed)
-    console.print(f"{folder(where, chosen)}: {describe(info)}")
+    place = data_folder(Storage.open(storage), "weather", chosen)
+    console.print(f"{place}: {describe(make_generated(place, chosen, str(size), seed))}")
 
 
 def check(
@@ -146,7 +145,7 @@ def import_(
     """
     from retable.tasks.weather.tools.composites.importer import import_composites
 
-    place = folder(Storage.open(storage), name)
+    place = data_folder(Storage.open(storage), "weather", name)
     if not place.is_local:
         raise UserError(f"{place}: import to a local --storage, then `retable data convert weather {name}`")
     with progress_bar(f"importing {name}") as show:

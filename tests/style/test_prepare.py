@@ -12,14 +12,19 @@ from PIL import Image
 from pyarrow import fs
 
 from retable.platform.errors import UserError
+from retable.platform.spec.task import data_folder
 from retable.platform.store.storage import Storage
 from retable.tasks.style import data
 from retable.tasks.style.config import Config
 from retable.tasks.style.files import assets, generate
 from retable.tasks.style.files.check import check
-from retable.tasks.style.files.prepare import describe, folder, import_folder, index_folder, make_generated, prepare
+from retable.tasks.style.files.prepare import describe, import_folder, index_folder, make_generated, prepare
 
 module = importlib.import_module("retable.tasks.style.files.prepare")  # the task exports a function so named
+
+
+def folder(storage, name):
+    return data_folder(storage, "style", name)
 
 
 def picture(path, number=0, height=40, width=48):

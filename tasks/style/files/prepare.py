@@ -44,16 +44,6 @@ QUALITY = 95
 """Of JPEGs written here, of 100."""
 
 
-def folder(storage: Storage, name: str) -> Storage:
-    """Return the folder of a data set below the storage's root.
-
-    Raises:
-        UserError: where a name would leave that folder.
-
-    """
-    return data_folder(storage, "style", name)
-
-
 def prepare(config: Config, storage: Storage) -> None:
     """Generate the data set `generated`; of any other name, index the photographs that lie in its folder.
 
@@ -61,7 +51,7 @@ def prepare(config: Config, storage: Storage) -> None:
         UserError: where there are none, saying where to get them, or they are not those of COCO 2017 but named so.
 
     """
-    place = folder(storage, config.data)
+    place = data_folder(storage, "style", config.data)
     if config.data == GENERATED:
         make_generated(place, GENERATED, PHOTOGRAPHS, 0)
         return

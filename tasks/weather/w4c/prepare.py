@@ -89,16 +89,6 @@ REAL_SIZE = 252
 HDF5_SATELLITE = re.compile(rf"(?P<region>.+)\.(?P<split>{'|'.join(SPLITS.values())})\.reflbt0\.ns\.h5")
 
 
-def folder(storage: Storage, name: str) -> Storage:
-    """Return the folder of a data set below the storage's root.
-
-    Raises:
-        UserError: where a name would leave that folder.
-
-    """
-    return data_folder(storage, "weather", name)
-
-
 def prepare(config: Config, storage: Storage) -> None:
     """Generate the data set `generated-<size>`; of any other name, index the files that lie in its folder.
 
@@ -106,7 +96,7 @@ def prepare(config: Config, storage: Storage) -> None:
         UserError: where there are no such files, saying where to put them, or they are damaged.
 
     """
-    place = folder(storage, config.data)
+    place = data_folder(storage, "weather", config.data)
     if config.data.startswith("generated-"):
         preset = config.data.removeprefix("generated-")
         if preset not in GENERATED:
