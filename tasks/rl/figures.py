@@ -90,7 +90,7 @@ def band(
 
 
 def dress(axis: Any, environment: str) -> None:
-    """Give a drawn panel the look that all have, and say its environment."""
+    """Apply the common style to a panel, and add its environment to the title."""
     axis.set_title(f"{environment}: {axis.get_title()}", fontsize=10)
     axis.grid(linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)

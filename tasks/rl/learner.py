@@ -71,7 +71,7 @@ class Data(Protocol):
 
 
 def group(config: Config) -> Hashable:
-    """Give the key of configs that can train as one stack: they differ in seed and pruning only.
+    """Return the key of configs that can train as one stack: they differ in seed and pruning only.
 
     `SmallDense` keeps its sparsity, which sets the shapes.
     """
@@ -132,7 +132,7 @@ class Replay:
         self._outputs: dict[str, Tensor] = {}
 
     def __call__(self, function: Callable[[Batch], dict[str, Tensor]], inputs: Batch) -> dict[str, Tensor]:
-        """Give what the function gives, in tensors of its own."""
+        """Return the function's outputs, in tensors of their own."""
         self._calls += 1
         if self._calls <= self.WARM_UP:
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -263,7 +263,7 @@ class OfflineLearner:
                 torch._foreach_lerp_(*values, self._algorithm.target_rate)
 
     def state_dict(self) -> list[State]:
-        """Give one state per member, on the CPU: tensors and plain Python only, for `torch.load(weights_only=True)`.
+        """Return one state per member, on the CPU: tensors and plain Python only, for `torch.load(weights_only=True)`.
 
         `weights`, `targets` and `masks` (pruned members only) are flat, "actor.l1.weight" (out, in), the layout of
         ordinary linear layers; `weights` also has what states are standardized by (`states.py`); `optimizer` has

@@ -57,7 +57,7 @@ THREADS = 8
 
 
 def is_picture(path: str) -> bool:
-    """Say whether a file's name is that of a picture."""
+    """Return whether a file name has the suffix of a picture."""
     return PurePosixPath(path).suffix.lower() in SUFFIXES
 
 

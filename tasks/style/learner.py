@@ -272,7 +272,7 @@ class NetworkLearner:
 
 
 def with_styles(weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give a network's weights as many styles as another's have; each new one is the mean of those that are there."""
+    """Return weights extended to another network's number of styles; each new style is the mean of the old ones."""
     found = dict(weights)
     for name, value in weights.items():
         wanted = like[name].shape if name in like else value.shape

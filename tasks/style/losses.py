@@ -79,7 +79,7 @@ class Gram(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Tensor:
-        """Give the gradient of the features."""
+        """Return the gradient of the features."""
         (flat,), (gradient,) = context.saved_tensors, gradients
         found: Tensor = (gradient + gradient.transpose(1, 2)) @ flat
         return found
@@ -114,20 +114,20 @@ def targets(
 
 @torch.no_grad()
 def with_content(found: Targets, network: BackboneNetwork, objective: Objective, content: Image) -> Targets:
-    """Give the same targets with the content of other images, one for each sample or for all."""
+    """Return the targets with the content of other images, one for each sample or one for all."""
     small = halved(content, objective.content_octave)
     features = network(small, resolved(network, objective.content_layers, "content"))
     return found._replace(content={name: value.float() for name, value in features.items()})
 
 
 def picked(styles: Sequence[Targets], chosen: Int[Tensor, " batch"]) -> Targets:
-    """Give each image the style that is chosen for it, of several targets without content."""
+    """Return targets with the style that is chosen for each image, of several targets without content."""
     names = styles[0].style
     return Targets({}, {name: torch.cat([each.style[name] for each in styles])[chosen] for name in names})
 
 
 def nothing(image: Image) -> Losses:
-    """Give losses of zero."""
+    """Return losses of zero."""
     zero = image.new_zeros(len(image), dtype=torch.float32)
     return Losses(zero, zero, zero, zero)
 
@@ -209,7 +209,7 @@ def entries(values: Tensor, target: Tensor, criterion: Criterion) -> Float[Tenso
 
 
 def magnitude(target: Tensor, criterion: Criterion) -> Float[Tensor, " batch"]:
-    """Give what a difference is relative to: the loss of zero. One where the target is zero itself."""
+    """Return the loss of a zero prediction, to which differences are relative; 1 if the target is zero."""
     size = entries(target, torch.zeros_like(target), criterion).sum(1)
     return size.where(size > 0, 1)
 
@@ -284,11 +284,11 @@ def spikes(features: Features) -> Float[Tensor, " batch"]:
 
 
 def layer_weights(objective: Objective) -> tuple[float, ...]:
-    """Give w_l of equation (2): the objective's, or 1 over the number of layers for `gatys`, or ones."""
+    """Return w_l of equation (2): the objective's, or 1 over the number of layers for `gatys`, or ones."""
     count = len(objective.style_layers)
     return objective.layer_weights or (1 / count if count and objective.convention == "gatys" else 1.0,) * count
 
 
 def resolved(network: BackboneNetwork, layers: Sequence[str], role: Literal["content", "style"]) -> tuple[str, ...]:
-    """Give the layers' own names."""
+    """Return the names of layers; see `BackboneNetwork.resolve`."""
     return tuple(network.resolve(layer, role) for layer in layers)

@@ -187,7 +187,7 @@ def relation_of(words: str) -> tuple[float, float] | None:
 
 
 def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """Say what was left out of an import, and what was done to the rest."""
+    """Yield lines on what an import left out, and how it read the rest."""
     from retable.tasks.weather.tools.composites.resample import NEAR, PIXEL
 
     skipped, dropped = said["skipped"], said["dropped"]
@@ -216,7 +216,7 @@ def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
 
 
 def time_lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """Say that splits are by time, and what would change that."""
+    """Yield lines for a split by time, and how to get a split by place."""
     count, side = len(said["grids"]), 6 * int(said["size"])
     squares = f"{count} square{'s' * (count > 1)} of {side} pixels {'have' if count > 1 else 'has'} radar and rain"
     yield f"{squares}, fewer than 4: the splits are by time, training first, and every region is in all of them"
@@ -395,7 +395,7 @@ def adopt(
     storage: Where = "results",
     set: Annotated[list[str] | None, typer.Option("--set", help="What all rows change, as in reproduce.")] = None,
 ) -> None:
-    """Let published weights stand for the runs of a table: reproduce then scores and votes without a training.
+    """Use published weights as the runs of a table: reproduce then scores and votes without training.
 
     `rows.csv` names a checkpoint for each row that there is one of; without it the command prints the rows. The files
     are read and never changed, no step is made, and the report says which rows have others' weights.

@@ -158,7 +158,7 @@ def run_bytes(config: Config, size: int) -> int:
 
 
 def memory_notes(configs: Sequence[Config], source: Source) -> list[str]:
-    """Say what the batch that takes most holds of a data set where it is read as a stream: one line."""
+    """Return a line on the memory of the largest batch of a dataset that is streamed."""
     size = int(source.info["size"])
     most = max(configs, key=lambda config: config.batch * run_bytes(config, size))
     lane = run_bytes(most, size) / 1e6

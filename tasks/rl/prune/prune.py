@@ -45,7 +45,7 @@ Objective = Callable[[Batch, Noise], Tensor]
 
 
 def dense(config: Config) -> bool:
-    """Say whether the config prunes nothing."""
+    """Return whether the config prunes nothing."""
     return isinstance(config.prune, Dense | SmallDense)
 
 
@@ -205,7 +205,7 @@ def _scores(method: Snip | Grasp | Magnitude, name: str, config: Config, network
 
 
 def _objective(name: str, config: Config, networks: Networks, batch: Batch) -> tuple[Objective, Batch, Noise]:
-    """Give one network's training loss, the batch and its latents, which stay the same for every pass.
+    """Return one network's training loss, the batch and its latents, which stay the same for every pass.
 
     The critic's target comes from the networks themselves: fresh target networks are copies of them.
     """

@@ -323,7 +323,7 @@ def published() -> dict[str, Published]:
 
 
 def published_as(path: Path) -> str:
-    """Say which of D4RL's published files a file is, by its SHA-256, or of which others its name is."""
+    """Return which of D4RL's published files a file is, by its SHA-256, or which other set its name belongs to."""
     if found := D4RL["files"].get(sha256(path)):
         return f"D4RL's {found['environment']} {found['name'].removeprefix('d4rl-')}"
     other = _other(path)
@@ -366,7 +366,7 @@ def contradicted(path: Path, environment: str | None) -> str:
 
 
 def identify(source: Path, environment: str | None, name: str | None) -> dict[str, Any]:
-    """Say what a file is (source, name, environment, simulator, ...), by its SHA-256 and what the user calls it.
+    """Return a file's source, name, environment, simulator, ..., from its SHA-256 and the names that the user gave.
 
     Raises:
         UserError: where the environment or name is missing, reserved or contradicted.
@@ -411,7 +411,7 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
 
 
 def impostor(path: Path, checksum: str) -> str | None:
-    """Say that a file is named as one of D4RL's but is another; None if that is not so."""
+    """Return an error line for a file that is named as one of D4RL's but is another; None otherwise."""
     sizes = {file["url"].rsplit("/", 1)[1]: file["bytes"] for file in D4RL["files"].values()}
     if path.name not in sizes or checksum in D4RL["files"]:
         return None

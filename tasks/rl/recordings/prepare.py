@@ -1,4 +1,4 @@
-"""Come by data: record what can be recorded here, and say where to get the rest."""
+"""Prepare datasets: record them in a simulator; errors say where to get the others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def is_published(info: Mapping[str, Any]) -> bool:
 
 
 def describe(info: Mapping[str, Any]) -> str:
-    """Say where data are from, for the reports: a number is called D4RL only on D4RL data."""
+    """Return the origin of a dataset, for reports: a number is called D4RL only on D4RL data."""
     behaviour = info.get("behaviour", {})
     mixed = f"a mix of our {', '.join(part['name'] for part in behaviour.get('parts', ()))}"
     who = {"random": "random actions", "mixed": mixed}.get(behaviour.get("policy"), "our expert")

@@ -160,7 +160,7 @@ def _mixed(
 
 
 def _ends(arrays: Mapping[str, Array]) -> Array:
-    """Say which rows end an episode."""
+    """Return which rows end an episode."""
     return arrays["terminals"] | arrays["timeouts"]
 
 

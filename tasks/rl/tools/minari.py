@@ -117,7 +117,7 @@ def metadata(source: Path) -> dict[str, Any]:
 
 
 def identify(source: Path, said: Mapping[str, Any], environment: str | None, name: str | None) -> dict[str, Any]:
-    """Say what a data set is (source, name, environment, simulator, ...), by its metadata and what the user calls it.
+    """Return a dataset's source, name, environment, simulator, ..., from its metadata and the names that the user gave.
 
     Raises:
         UserError: where the environment is missing or contradicted, or the name is reserved.

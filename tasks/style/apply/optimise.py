@@ -174,7 +174,7 @@ class ImageOptimisation:
         return Losses(*(part.detach() for part in found))
 
     def _precision(self) -> torch.autocast:
-        """Let the backbone compute in the config's precision; Gram matrices and losses keep to float32."""
+        """Return the context of the config's precision for the backbone; Gram matrices and losses stay in float32."""
         return autocast(self.device, self.config.precision)
 
 

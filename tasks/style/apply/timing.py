@@ -199,7 +199,7 @@ def summary(name: str, times: list[float]) -> dict[str, float]:
 
 
 def all_cores() -> AbstractContextManager[None]:
-    """Let torch use every core of the node, of which a measurement has all."""
+    """Return a context in which torch uses every core: a measurement has its node to itself."""
     return threads(os.cpu_count() or 1)
 
 

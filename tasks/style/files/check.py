@@ -25,7 +25,7 @@ AGAIN = "remove dataset.json, and the files are indexed again"
 
 
 def defect(data: bytes) -> str | None:
-    """Say what is wrong with a picture's file, in a few words; None if it is fine. It is decoded whole."""
+    """Return the defect of a picture file in a few words; None if it has none. The whole file is decoded."""
     if not data:
         return "zero bytes"
     try:

@@ -125,7 +125,7 @@ def _head(path: Path, count: int = 12) -> bytes:
 
 
 def register_heif() -> None:
-    """Let Pillow read HEIC by pillow-heif, where that is installed."""
+    """Register pillow-heif as Pillow's reader of HEIC, if it is installed."""
     with suppress(ImportError):
         import pillow_heif
 

@@ -1,4 +1,4 @@
-"""Come by data: generate landscapes, index photographs that lie in a folder, or import them from anywhere."""
+"""Prepare datasets: generate landscapes, index the photographs of a folder, or import pictures and videos."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def is_published(info: Mapping[str, Any]) -> bool:
 
 
 def describe(info: Mapping[str, Any]) -> str:
-    """Say in one clause where a data set comes from, for reports."""
+    """Return the origin of a dataset in one clause, for reports."""
     count = f"{info['training']:,}"
     if info["source"] == "generated":
         return f"{count} generated landscapes (seed {info['seed']})"

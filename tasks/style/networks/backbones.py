@@ -52,7 +52,7 @@ class BackboneNetwork(nn.Module):
         self.eval()
 
     def forward(self, image: Image, layers: tuple[str, ...]) -> dict[str, Features]:
-        """Give the features of some layers, as `resolve` names them, of RGB images in [0, 1].
+        """Return the features of some layers, as `resolve` names them, of RGB images in [0, 1].
 
         Nothing deeper than the deepest of them is computed.
 
@@ -76,7 +76,7 @@ class BackboneNetwork(nn.Module):
         return {layer: found[layer] for layer in layers}
 
     def prepare(self, image: Image) -> Image:
-        """Give the image as the first convolution wants it, on a CPU channels last, which suits its libraries."""
+        """Normalize an image for the first convolution; on a CPU channels last in memory, which is faster."""
         prepared: Tensor = (image - self.mean) / self.std
         return prepared.contiguous(memory_format=torch.channels_last) if image.device.type == "cpu" else prepared
 
@@ -90,7 +90,7 @@ class BackboneNetwork(nn.Module):
         return self._frozen[module](features)
 
     def resolve(self, layer: str, role: Literal["content", "style"]) -> str:
-        """Say which layer `stage1` .. `stage5` stands for, or return a layer's own name.
+        """Return the layer that `stage1` .. `stage5` stands for, or a layer's own name unchanged.
 
         VGG: `relu{k}_1` for style (Gatys et al. 2016); `relu{k}_2` for content, or `relu{k}_1` where the weights end
         there: stage 4 is Gatys' conv4_2, after its ReLU as in his code. AlexNet: `relu{k}`. SqueezeNet: `relu1`,
@@ -164,7 +164,7 @@ def names(network: str, features: nn.Sequential) -> tuple[str, ...]:
 
 
 def smallest(module: nn.Module) -> int:
-    """Give the smallest height and width that a layer takes."""
+    """Return the smallest height and width that a layer accepts."""
     match module:
         case nn.Conv2d(padding_mode="reflect"):
             return int(module.padding[0]) + 1

@@ -58,7 +58,7 @@ class Moments:
             self.count = total
 
     def result(self) -> tuple[Float[Tensor, " channel"], Float[Tensor, " channel"]]:
-        """Give mean and variance (of the population), in float32."""
+        """Return mean and variance (of the population), in float32."""
         return self.mean.float(), (self.squares / self.count).float()
 
 
@@ -151,12 +151,12 @@ def needed_bytes(network: TransformerNetwork, height: int, width: int, tiled: bo
 
 
 def fits(network: TransformerNetwork, height: int, width: int, available: int) -> bool:
-    """Say whether a whole image can be stylised at once in `available` bytes."""
+    """Return whether `available` bytes hold the features of a whole image."""
     return needed_bytes(network, height, width, tiled=False) <= available
 
 
 def layers(network: TransformerNetwork) -> list[Layer]:
-    """Give the network's layers in order."""
+    """Return the network's layers in order."""
     return [layer for layer in network.layers if isinstance(layer, Layer)]
 
 
@@ -245,7 +245,7 @@ def _walk(
 
 
 def fast_convolution(layer: Layer, device: str | torch.device, dtype: torch.dtype) -> Callable[[Features], Features]:
-    """Give a function that equals `layer.convolve` but suits the libraries better, which like many channels.
+    """Return a function that equals `layer.convolve` but is faster, since the libraries prefer many channels.
 
     Doubling the resolution: each of the four pixels that an input pixel becomes depends on 2 x 2 input pixels, so one
     convolution with four times the channels, whose output is reordered. The last layer: of its three colours, four

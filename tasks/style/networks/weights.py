@@ -61,7 +61,7 @@ class Weights:
 
 
 def architecture(network: str) -> nn.Sequential:
-    """Give the convolutional part of torchvision's network, its tensors without memory (on the device `meta`)."""
+    """Return the convolutional part of torchvision's network on the device `meta`: its tensors take no memory."""
     from torchvision.models import get_model
 
     with torch.device("meta"):
@@ -90,7 +90,7 @@ def assemble(found: Weights, pooling: Literal["average", "max"]) -> nn.Sequentia
 
 
 def _layer(layer: nn.Module, name: str, rest: dict[str, Tensor], padding: str, pooling: str) -> nn.Module:
-    """Give a layer as `assemble` wants it; its tensors are taken out of `rest`."""
+    """Return a layer for `assemble`; its tensors are removed from `rest`."""
     from torchvision.models.squeezenet import Fire
 
     match layer:
@@ -107,7 +107,7 @@ def _layer(layer: nn.Module, name: str, rest: dict[str, Tensor], padding: str, p
 
 
 def _convolution(layer: nn.Conv2d, name: str, weight: Tensor, bias: Tensor, padding: str) -> nn.Conv2d:
-    """Give torchvision's convolution with the file's weights, and so with the file's number of filters."""
+    """Return torchvision's convolution with the weights, and so the number of filters, of the file."""
     filters, inputs, *kernel = weight.shape if weight.ndim == 4 else (0, 0)
     fits = 0 < filters <= layer.out_channels and 0 < inputs <= layer.in_channels and bias.shape == (filters,)
     if not fits or tuple(kernel) != layer.kernel_size:
@@ -133,7 +133,7 @@ def random(network: str, seed: int) -> Weights:
 
 
 def imagenet(network: str) -> Weights:
-    """Give torchvision's weights, trained on ImageNet: from torch's cache, else downloaded to it.
+    """Return torchvision's ImageNet weights, downloaded to torch's cache unless they are there.
 
     Raises:
         UserError: where they cannot be downloaded, or the file in the cache is broken.
@@ -156,7 +156,7 @@ def imagenet(network: str) -> Weights:
 
 
 def small(network: str) -> Weights:
-    """Give the small network that comes with the task; see `distil`.
+    """Return the small network that comes with the task; see `distil`.
 
     Raises:
         UserError: where there is none of this kind.
@@ -176,7 +176,7 @@ def stored(digest: str, storage: Storage | None) -> Weights:
 
 
 def _sealed(tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> Weights:
-    """Give the weights of a file's tensors and fields."""
+    """Return `Weights` from a file's tensors and fields."""
     mean, std = tuple(fields["mean"]), tuple(fields["std"])
     tensors = {name: value.float() for name, value in tensors.items()}
     return Weights(fields["network"], tensors, mean, std, fields["padding"])
@@ -204,7 +204,7 @@ def import_weights(file: Path, storage: Storage) -> str:
 
 
 def recognise(file: Path, data: bytes) -> Weights:
-    """Say what weights a file's bytes are.
+    """Return the weights of a file in any known layout.
 
     Raises:
         UserError: where they are of no known layout.
@@ -308,5 +308,5 @@ def decompress(data: bytes) -> Weights | None:
 
 
 def _reason(error: OSError) -> str:
-    """Say in a line why a file or an address could not be read."""
+    """Return the reason of an error in one line."""
     return str(getattr(error, "reason", None) or error.strerror or error).splitlines()[0]

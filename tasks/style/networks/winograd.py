@@ -52,7 +52,7 @@ _INPUTS, _OUTPUTS = (torch.kron(each, each).float() for each in (_INPUT, _OUTPUT
 
 
 def fits(convolution: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Say whether a convolution is of the kind that is faster so on a CPU."""
+    """Return whether Winograd's algorithm suits a convolution on a CPU."""
     return (
         isinstance(convolution, nn.Conv2d)
         and convolution.kernel_size == (3, 3)
@@ -62,7 +62,7 @@ def fits(convolution: nn.Module) -> TypeGuard[nn.Conv2d]:
 
 
 def suits(convolution: nn.Module, features: Features) -> TypeGuard[nn.Conv2d]:
-    """Say whether these features, of as many rows and columns as the result, are convolved faster so, here and now."""
+    """Return whether Winograd's algorithm is faster for these features, whose size is that of the result."""
     return (
         fits(convolution)
         and features.shape[2] * features.shape[3] >= POSITIONS

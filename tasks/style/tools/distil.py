@@ -110,7 +110,7 @@ class Student(nn.Module):
             head.bias.copy_(offset)
 
     def features(self, image: Tensor) -> list[Tensor]:
-        """Give the features of each convolution, after its ReLU."""
+        """Return the features of each convolution after its ReLU."""
         features, found = self.prepare(image) / self.deviation, []
         for layer in self.layers:
             features = layer(features)
@@ -119,7 +119,7 @@ class Student(nn.Module):
         return found
 
     def forward(self, image: Tensor) -> list[Tensor]:
-        """Give what the matrices make of each layer, in order."""
+        """Return the teacher's features that the matrices predict from each layer, in order."""
         return [head(features) for head, features in zip(self.heads, self.features(image), strict=True)]
 
 

@@ -32,7 +32,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(dim, dim)
 
     def forward(self, tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch token dim"]:
-        """Let every token attend to all."""
+        """Apply attention of every token to all tokens."""
         parts = self.queries_keys_values(tokens).unflatten(2, (3, self.heads, -1))
         queries, keys, values = parts.permute(2, 0, 3, 1, 4)
         mixed: Tensor = self.out(F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2))

@@ -127,7 +127,7 @@ def _open(name: str, how: Callable[[], Any]) -> Any:
 
 
 def _forget(name: str) -> None:
-    """Let go of a file whose reading failed: the next reading opens it again."""
+    """Close a file whose reading failed; the next read opens it again."""
     with _lock:
         _opened.pop((os.getpid(), threading.get_ident(), name), None)
 

@@ -1,4 +1,4 @@
-"""Come by data: generate what can be generated, index the competition's files, and say where to get them."""
+"""Prepare datasets: generate them, or index the competition's files; errors say where to get these."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def is_published(info: Mapping[str, Any]) -> bool:
 
 
 def describe(info: Mapping[str, Any]) -> str:
-    """Say in one clause where a data set comes from, for reports."""
+    """Return the origin of a dataset in one clause, for reports."""
     size, regions, years = info["size"], len(info["regions"]), len(info["years"])
     extent = f"{size} x {size}, {_count(regions, 'region')}, {_count(years, 'year')}"
     if info["source"] == "generated":
@@ -368,7 +368,7 @@ def check_simulation(source: Source) -> None:
 
 
 def holdout_notes(configs: Sequence[Config], source: Source) -> list[str]:
-    """Say what local hold-outs take of a region's training windows and give, once for each kind of config.
+    """Return a line for each kind of config: the training windows that local hold-outs take, and what they give.
 
     Raises:
         UserError: where the layout's CSV is missing, foreign or damaged.

@@ -239,7 +239,7 @@ class Cells:
         """Columns: y, x, age, how long it rains (slots), radius (pixels), peak (mm/h)."""
 
     def step(self, slot: int, flow: Array, moisture: Array, rng: np.random.Generator) -> None:
-        """Let the cells grow older by a slot; new ones arise where `moisture` (6S, 6S) is high."""
+        """Age the cells by a slot, and add new ones where `moisture` (6S, 6S) is high."""
         hour = slot % DAY / 4
         expected = self.births * (1 + 0.9 * np.cos(2 * np.pi * (hour - 16) / 24))
         cells = np.concatenate([self.cells, self._newborn(int(rng.poisson(expected)), moisture, rng)])

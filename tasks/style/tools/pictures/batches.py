@@ -149,7 +149,7 @@ def stylise_batch(
 
 
 def note(job: Job, picture: Picture) -> str:
-    """Say what of a photograph its result lacks."""
+    """Return a remark on what the result lacks of its photograph: further pictures, transparency."""
     lacks = [f"{job.source}: holds several pictures; the first is stylised"] if picture.animated else []
     if picture.alpha is not None and FORMATS[job.target.suffix.lower()]["format"] == "JPEG":
         lacks.append(f"{job.target}: JPEG holds no transparency; it is dropped")
@@ -243,7 +243,7 @@ def absolute(style: str) -> str:
 
 
 def keeps_losses(style: Style) -> bool:
-    """Say whether a style's results come with the losses of an optimisation."""
+    """Return whether a style's results have the losses of an optimisation."""
     inner = style.styles if isinstance(style, MaskedStyle) else [style]
     return len(inner) == 1 and isinstance(inner[0], PaintingStyle)
 

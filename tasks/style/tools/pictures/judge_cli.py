@@ -97,7 +97,7 @@ def judged_picture(path: Path, size: int = 0) -> Pixels:
 
 
 def is_picture(name: str) -> bool:
-    """Say whether a name is a picture's file, by its suffix."""
+    """Return whether a file name has the suffix of a picture."""
     from retable.tasks.style.tools.pictures.batches import SUFFIXES
 
     return Path(name).suffix.lower() in SUFFIXES

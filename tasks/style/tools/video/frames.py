@@ -78,11 +78,11 @@ class Part:
     """The first moment that is left out; none: to the end of the file."""
 
     def holds(self, seconds: Fraction) -> bool:
-        """Say whether a moment lies within."""
+        """Return whether a moment lies in the part."""
         return self.begin <= seconds and not self.is_over(seconds)
 
     def is_over(self, seconds: Fraction) -> bool:
-        """Say whether a moment lies behind."""
+        """Return whether a moment lies after the part."""
         return self.end is not None and seconds >= self.end
 
     def enter(self, container: InputContainer) -> None:
@@ -278,7 +278,7 @@ def _beginning(container: InputContainer, video: VideoStream) -> Fraction:
 
 
 def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip:
-    """Say what a video is, from its header and its first frame.
+    """Return a video's properties from its header and first frame.
 
     Args:
         path: any file that FFmpeg reads.
@@ -376,7 +376,7 @@ def _placed(seconds: Fraction, clip: Clip) -> int:
 
 
 def _timed(frames: Iterable[av.VideoFrame], clip: Clip, unit: Fraction) -> Iterator[tuple[av.VideoFrame, int, int]]:
-    """Give each frame's timestamp and duration in the clip's time base; `unit` is the file's.
+    """Yield each frame with its timestamp and duration in the clip's time base; `unit` is the file's time base.
 
     What Matroska rounded to milliseconds becomes exact again where it fits the rate. Timestamps that a broken file
     lacks, or that do not rise, follow on the last one.
@@ -586,7 +586,7 @@ class _Sound:
             self.next = self._read()
 
     def explain(self) -> None:
-        """Note the tracks of which nothing was copied."""
+        """Add a note for each track of which nothing was copied."""
         for index, count in self.copied.items():
             part = self.clip.part
             if count:

@@ -160,7 +160,7 @@ def _kind_text(composite: Composite) -> str:
 
 
 def quantity_text(composite: Composite) -> str:
-    """Say what a composite's numbers are, with the interval or relation by which they become rain rates."""
+    """Return a composite's quantity in words, with the interval or relation that converts it to rain rates."""
     if composite.relation:
         return f"{composite.quantity} (Z = {composite.relation[0]:g} R^{composite.relation[1]:g})"
     return f"{composite.quantity}{f' of {composite.minutes:g} minutes' if composite.minutes else ''}"

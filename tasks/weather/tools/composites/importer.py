@@ -480,7 +480,7 @@ def _points(composite: Composite, corners: Sequence[tuple[int, int]], size: int)
 
 
 def _shown(scans: Mapping[datetime, Path], composite: Composite, size: int) -> Array:
-    """Say of each square that tiles a composite whether the scans, all of one part of the disk, show it: bool."""
+    """Return whether the scans, all of one part of the disk, show each square of a composite: bool (down, across)."""
     tiles = tile(composite, size)
     squares = np.ndindex(tiles.down, tiles.across)
     corners = [(tiles.top + row * tiles.side, tiles.left + column * tiles.side) for row, column in squares]

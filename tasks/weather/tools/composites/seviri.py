@@ -148,7 +148,7 @@ def _by_pixel(grid: Array, size: int) -> Array:
 
 
 def sees(path: Path, where: Sequence[Points]) -> list[bool]:
-    """Say of each square whether a scan shows the whole of it.
+    """Return whether a scan shows all of each square.
 
     Raises:
         UserError: where the file is damaged.
@@ -210,7 +210,7 @@ def _satpy(path: Path) -> Any:
 
 @contextmanager
 def _quiet(path: Path) -> Iterator[None]:
-    """Let no warning or log of satpy's pass, and make its errors a line: it raises what its parts happen to."""
+    """Silence satpy's warnings and logs, and convert its errors, of any type, to a UserError."""
     try:
         with quiet(LOGGERS, logging.CRITICAL), warnings.catch_warnings():
             warnings.simplefilter("ignore")
