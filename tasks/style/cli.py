@@ -180,12 +180,12 @@ def distil(
     from retable.tasks.style.tools.distil import distil as train
     from retable.tasks.style.tools.pictures.batches import SUFFIXES
 
-    found, notes = expand(photographs, SUFFIXES, "pictures")
+    files, notes = expand(photographs, SUFFIXES, "pictures")
     print_lines(notes)
     with disk_errors(str(file)), progress_bar("") as report:
         where = Storage.open(storage)
         data = train(
-            found, teacher, steps, where, lambda done, left: report(done, steps, f"unexplained {left:.3f}"), network
+            files, teacher, steps, where, lambda done, left: report(done, steps, f"unexplained {left:.3f}"), network
         )
         Storage.open(file.absolute().parent).write(file.name, data)
     console.print(str(file), markup=False)

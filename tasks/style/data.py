@@ -70,8 +70,8 @@ def files_below(folder: Storage, path: str = "") -> dict[str, int]:
     with disk_errors(f"{folder}/{path}"):
         infos = folder.retried(path, lambda: folder.filesystem.get_file_info(selector))
     start = len(folder.root) + 1
-    found = {info.path[start:]: int(info.size) for info in infos if info.type == fs.FileType.File}
-    return {name: found[name] for name in sorted(found) if not any(part[0] == "." for part in name.split("/"))}
+    files = {info.path[start:]: int(info.size) for info in infos if info.type == fs.FileType.File}
+    return {name: files[name] for name in sorted(files) if not any(part[0] == "." for part in name.split("/"))}
 
 
 def pictures_below(folder: Storage, path: str = "") -> dict[str, int]:

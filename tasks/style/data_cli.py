@@ -76,8 +76,8 @@ def make(
     """
     if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
         raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
-    place = data_folder(Storage.open(storage), "style", name)
-    console.print(f"{place}: {describe(make_generated(place, name, photographs, seed))}", markup=False)
+    target = data_folder(Storage.open(storage), "style", name)
+    console.print(f"{target}: {describe(make_generated(target, name, photographs, seed))}", markup=False)
 
 
 def check(
@@ -106,10 +106,10 @@ def import_(
 
     Example: `retable data import style ~/Pictures --name mine`
     """
-    place = data_folder(Storage.open(storage), "style", name)
-    info = import_folder(folder, place, name, test, every)
+    target = data_folder(Storage.open(storage), "style", name)
+    info = import_folder(folder, target, name, test, every)
     print_lines(info["left_out"], "left out: ")
-    console.print(f"{place}: {describe(info)}, {len(info['test'])} for tests", markup=False)
+    console.print(f"{target}: {describe(info)}, {len(info['test'])} for tests", markup=False)
     console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 
 

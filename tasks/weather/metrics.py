@@ -247,22 +247,22 @@ def fss_widths(summaries: Summaries) -> list[int]:
     return [min(width, side) for width in FSS_WIDTHS]
 
 
-def add_mean(found: dict[str, float], name: str, values: Sequence[float]) -> None:
+def add_mean(scores: dict[str, float], name: str, values: Sequence[float]) -> None:
     """Add the mean of some values, if there are any."""
     if values:
-        found[name] = float(np.mean(values))
+        scores[name] = float(np.mean(values))
 
 
 def overlap(counts: Counts) -> dict[str, float]:
     """Return IoU over all, by year, by year and region and by lead time of shards' confusion (n, L, 4)."""
     pooled = {shard: float(iou(table.sum(axis=(0, 1)))) for shard, table in counts.items()}
-    found: dict[str, float] = {}
-    add_mean(found, "iou", list(pooled.values()))
+    scores: dict[str, float] = {}
+    add_mean(scores, "iou", list(pooled.values()))
     for year in dict.fromkeys(shard.split("/")[1] for shard in pooled):
-        add_mean(found, f"iou/{year}", [value for shard, value in pooled.items() if shard.split("/")[1] == year])
-    found |= {f"iou/{shard.partition('/')[2]}": value for shard, value in pooled.items()}
+        add_mean(scores, f"iou/{year}", [value for shard, value in pooled.items() if shard.split("/")[1] == year])
+    scores |= {f"iou/{shard.partition('/')[2]}": value for shard, value in pooled.items()}
     leads = np.mean([iou(table.sum(axis=0)) for table in counts.values()], axis=0)
-    return found | {f"iou/lead/{MINUTES * lead:03d}": float(value) for lead, value in enumerate(leads, start=1)}
+    return scores | {f"iou/lead/{MINUTES * lead:03d}": float(value) for lead, value in enumerate(leads, start=1)}
 
 
 def contingency(counts: Array) -> Array:
@@ -285,13 +285,13 @@ def detection(counts: Counts) -> dict[str, float]:
     _, pod, far, bias = np.moveaxis(contingency(totals), -1, 0)
     hits, false_alarms, misses, _ = totals.T
     precision = ratio(hits, hits + false_alarms, np.nan)
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for name, values in {"pod": pod, "far": far, "precision": precision, "bias": bias}.items():
-        add_mean(found, name, values[~np.isnan(values)].tolist())
+        add_mean(scores, name, values[~np.isnan(values)].tolist())
     forecast, rain, pixels = (hits + false_alarms).sum(), (hits + misses).sum(), totals.sum()
     if pixels:
-        found |= {"rain_ratio/predicted": float(forecast / pixels), "rain_ratio/observed": float(rain / pixels)}
-    return found
+        scores |= {"rain_ratio/predicted": float(forecast / pixels), "rain_ratio/observed": float(rain / pixels)}
+    return scores
 
 
 def tenths(probabilities: Array = MIDDLES) -> Array:
@@ -313,8 +313,8 @@ def calibration(histogram: Array, probabilities: Array = MIDDLES) -> dict[str, f
         np.bincount(bins, weights, BINS)
         for weights in (histogram.sum(axis=1), histogram[:, 1], histogram.sum(axis=1) * probabilities)
     )
-    found = {f"reliability/{k}": float(rain[k] / number[k]) for k in range(BINS) if number[k]}
-    return found | {"brier": float(brier), "reliability_error": float(np.abs(forecast - rain).sum() / pixels)}
+    scores = {f"reliability/{k}": float(rain[k] / number[k]) for k in range(BINS) if number[k]}
+    return scores | {"brier": float(brier), "reliability_error": float(np.abs(forecast - rain).sum() / pixels)}
 
 
 def iou_batched(counts: Iterable[Array], batch: int) -> float:
@@ -399,12 +399,12 @@ def squared_errors(summaries: Summaries, probabilities: Array = MIDDLES) -> dict
 
     `probabilities` (201,) is what the steps stand for (`isotonic`). The Brier score of all is the one over the other.
     """
-    found = {}
+    sums = {}
     for shard, summary in summaries.items():
         table = summary["histogram"].sum(axis=1, dtype=np.int64)
         errors = table[..., 0] @ probabilities**2 + table[..., 1] @ (1 - probabilities) ** 2
-        found[shard] = np.stack([errors, table.sum(axis=(1, 2))], axis=-1)
-    return found
+        sums[shard] = np.stack([errors, table.sum(axis=(1, 2))], axis=-1)
+    return sums
 
 
 def paired_brier(a: Sequence[Counts], b: Sequence[Counts], draws: int = 2000, seed: int = 0) -> Estimate:
@@ -419,7 +419,7 @@ def paired_brier(a: Sequence[Counts], b: Sequence[Counts], draws: int = 2000, se
     Drawn as `paired_difference` does; the pixels of all shards count together, as in `calibration`.
     """
     sums = (np.sum(parts, axis=0) for parts in zip(*drawn_anew(a, b, draws, seed), strict=True))
-    difference, resampled = (np.subtract(*np.moveaxis(each[..., 0] / each[..., 1], -1, 0)) for each in sums)
+    difference, resampled = (np.subtract(*np.moveaxis(pair[..., 0] / pair[..., 1], -1, 0)) for pair in sums)
     return interval(difference, resampled)
 
 

@@ -41,8 +41,8 @@ class Band:
 
 def known_mean(values: Array, axis: int) -> Array:
     """Return the mean along an axis of the values that are numbers; NaN where none is."""
-    known = ~np.isnan(values)
-    return metrics.ratio(np.where(known, values, 0).sum(axis), known.sum(axis), np.nan)
+    defined = ~np.isnan(values)
+    return metrics.ratio(np.where(defined, values, 0).sum(axis), defined.sum(axis), np.nan)
 
 
 def banded(
@@ -171,12 +171,12 @@ class Verification:
 
     def by_threshold(self) -> Array:
         """Return the IoU at each threshold, 0.005 to 0.995, one for all places: (199,)."""
-        found = []
+        curves = []
         for table in self.steps.values():
             above = table.sum(axis=1)[:, ::-1].cumsum(axis=1)[:, ::-1]  # at or above a step
             hits, either = above[..., 1], above[..., 0] + above[:, :1, 1]
-            found.append(metrics.ratio(hits, either, 0.0).mean(axis=0))
-        curve: Array = np.mean(found, axis=0)[1:STEPS]
+            curves.append(metrics.ratio(hits, either, 0.0).mean(axis=0))
+        curve: Array = np.mean(curves, axis=0)[1:STEPS]
         return curve
 
     def reliability(self) -> tuple[Band, Array, Array]:

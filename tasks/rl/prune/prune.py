@@ -63,7 +63,7 @@ def masks(configs: Sequence[Config], networks: Networks, sample: Sample) -> tupl
         ValueError: where GraSP has fewer than two transitions to halve.
 
     """
-    found, zeros = [], []
+    members, zeros = [], []
     for member, config in enumerate(configs):
         one = build([config], *_shape(networks), networks.vae.max_action)
         load(one, 0, unstack(networks, member))
@@ -72,11 +72,11 @@ def masks(configs: Sequence[Config], networks: Networks, sample: Sample) -> tupl
             drawn = sample(member, config.prune.batch)
             batch = {name: value.detach().cpu().unsqueeze(0) for name, value in drawn.items()}
         by_layer, zero = _member(config, one, batch)
-        found.append(by_layer)
+        members.append(by_layer)
         zeros.append(zero)
     stacked = {
-        network: {layer: torch.stack([member[network][layer] for member in found]) for layer in found[0][network]}
-        for network in found[0]
+        network: {layer: torch.stack([member[network][layer] for member in members]) for layer in members[0][network]}
+        for network in members[0]
     }
     return stacked, zeros
 
@@ -88,7 +88,7 @@ def _shape(networks: Networks) -> tuple[int, int]:
 
 def _member(config: Config, networks: Networks, batch: Batch) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
     """Find one member's masks, (out, in) each, and its shares of zero scores; `networks` is a stack of one."""
-    found: dict[str, dict[str, Tensor]] = {}
+    network_masks: dict[str, dict[str, Tensor]] = {}
     zeros: dict[str, float] = {}
     names = [name for name in NETWORKS if getattr(networks, name) is not None]
     for name in names:
@@ -105,10 +105,10 @@ def _member(config: Config, networks: Networks, batch: Batch) -> tuple[dict[str,
             case method:
                 flat, zeros[name] = _by_scores(method, name, config, networks, batch)
         parts = torch.split(flat, [weight.numel() for weight in weights.values()])
-        found[name] = {
+        network_masks[name] = {
             layer: part.view(weight.shape[1:]) for (layer, weight), part in zip(weights.items(), parts, strict=True)
         }
-    return found, zeros
+    return network_masks, zeros
 
 
 def draw(method: Random | Erk, shapes: Sequence[tuple[int, int]], seed: int, network: str) -> Bool[Tensor, " weights"]:

@@ -46,13 +46,11 @@ def prepare(config: Config, storage: Storage) -> None:
     if config.data in ("recorded", "mixed"):
         make_recording(config.environment, storage, mix=MIX if config.data == "mixed" else ())
         return
-    place = f"{storage}/data/rl/{config.environment}/{config.data}"
+    target = f"{storage}/data/rl/{config.environment}/{config.data}"
     wanted = (config.environment, config.data)
-    known = next(
-        (file["url"] for file in D4RL["files"].values() if (file["environment"], file["name"]) == wanted), None
-    )
-    origin = f"download {known}" if known else "get its .hdf5 file"
-    raise UserError(f"{place} is missing: {origin} and run `retable data convert rl FILE`, or use --set data=recorded")
+    url = next((file["url"] for file in D4RL["files"].values() if (file["environment"], file["name"]) == wanted), None)
+    origin = f"download {url}" if url else "get its .hdf5 file"
+    raise UserError(f"{target} is missing: {origin} and run `retable data convert rl FILE`, or use --set data=recorded")
 
 
 def is_published(info: Mapping[str, Any]) -> bool:

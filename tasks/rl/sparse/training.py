@@ -210,6 +210,6 @@ def own_values(module: nn.Module, name: str, dense: Tensor) -> Tensor:
 def pattern_of(module: nn.Module, name: str) -> Pattern | None:
     """Return the pattern of a parameter; None where it is dense."""
     layer, _, kind = name.rpartition(".")
-    found = module.get_submodule(layer).pattern if kind == "weight" else None
-    assert found is None or isinstance(found, Pattern)
-    return found
+    pattern = module.get_submodule(layer).pattern if kind == "weight" else None
+    assert pattern is None or isinstance(pattern, Pattern)
+    return pattern

@@ -60,20 +60,20 @@ class BackboneNetwork(nn.Module):
             UserError: where the image is too small to reach the layer.
         """
         depth = max((self.layers.index(layer) + 1 for layer in layers), default=0)
-        found: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
         features, last = self.prepare(image), ""
         for name, module in zip(self.layers[:depth], self.features, strict=False):
             if min(features.shape[-2:]) < smallest(module):
                 height, width = image.shape[-2:]
                 raise UserError(f"{height} x {width} pixels are too few for {name}; take a larger size")
-            if isinstance(module, nn.ReLU) and last.startswith("conv") and last not in found:
+            if isinstance(module, nn.ReLU) and last.startswith("conv") and last not in outputs:
                 features = features.relu_()  # of a convolution's output, which nothing else needs
             else:
                 features = self._apply_layer(module, features)
             last = name
             if name in layers:
-                found[name] = features
-        return {layer: found[layer] for layer in layers}
+                outputs[name] = features
+        return {layer: outputs[layer] for layer in layers}
 
     def prepare(self, image: Image) -> Image:
         """Normalize an image for the first convolution; on a CPU channels last in memory, which is faster."""
@@ -149,18 +149,18 @@ def names(network: str, features: nn.Sequential) -> tuple[str, ...]:
     """Name the layers in the field's way: by stage and convolution for VGG, else by convolution or fire module."""
     from torchvision.models.squeezenet import Fire  # not above: it takes 2 s, and a trained network needs it not
 
-    found, stage, number = [], 1, 0
+    layer_names, stage, number = [], 1, 0
     for module in features:
         kind = {nn.Conv2d: "conv", nn.ReLU: "relu", Fire: "fire"}.get(type(module), "pool")
         number += kind in ("conv", "fire")
         if not network.startswith("vgg"):
-            found.append(f"{kind}{number}")
+            layer_names.append(f"{kind}{number}")
         elif kind == "pool":
-            found.append(f"pool{stage}")
+            layer_names.append(f"pool{stage}")
             stage, number = stage + 1, 0
         else:
-            found.append(f"{kind}{stage}_{number}")
-    return tuple(found)
+            layer_names.append(f"{kind}{stage}_{number}")
+    return tuple(layer_names)
 
 
 def smallest(module: nn.Module) -> int:

@@ -177,7 +177,7 @@ def extended(features: Features, beyond: list[int], mode: Literal["replicate", "
         first, end = list(range(before, 0, -1)), list(range(last - 1, last - 1 - after, -1))
         if mode == "replicate":
             first, end = [0] * before, [last] * after
-        edges = [[features.narrow(dim, place, 1) for place in places] for places in (first, end)]
+        edges = [[features.narrow(dim, index, 1) for index in places] for places in (first, end)]
         parts = [*edges[0], features, *edges[1]]
         features = torch.cat(parts, dim) if len(parts) > 1 else features
     return features

@@ -179,8 +179,8 @@ def free_threads() -> int:
         stats = [(thread / "stat").read_text() for thread in Path("/proc/self/task").iterdir()]
     except (OSError, IndexError, ValueError):
         return most
-    own = sum(stat.rsplit(")", 1)[-1].split()[:1] == ["R"] for stat in stats)
-    return max(1, min(most, (os.cpu_count() or 1) - max(0, running - own)))
+    ours = sum(stat.rsplit(")", 1)[-1].split()[:1] == ["R"] for stat in stats)
+    return max(1, min(most, (os.cpu_count() or 1) - max(0, running - ours)))
 
 
 def undisturbed() -> AbstractContextManager[None]:
@@ -231,8 +231,8 @@ def _walk(
             if progress is not None:
                 progress(done, total)
         if layer.norm is not None:
-            found = moments.result() if statistics is None else statistics[index]
-            scale, shift = layer.scale_and_shift(*(value.to(layer.convolution.weight.device) for value in found))
+            measured = moments.result() if statistics is None else statistics[index]
+            scale, shift = layer.scale_and_shift(*(value.to(layer.convolution.weight.device) for value in measured))
             torch.addcmul(shift.cpu(), features, scale.cpu(), out=features)
         if layer.branches:
             before = x
@@ -290,8 +290,8 @@ def _quarters(layer: Layer, weight: Tensor) -> Float[Tensor, "four_outputs input
         pairs = [(0, 0, 2), (0, 1, 0), (1, 1, 1)]
     else:  # outputs 2 j - 1, 2 j of inputs j - 1, j
         pairs = [(0, 0, 0), (0, 0, 1), (0, 1, 2), (1, 0, 0), (1, 1, 1), (1, 1, 2)]
-    for place in pairs:
-        taps[place] = 1
+    for tap in pairs:
+        taps[tap] = 1
     if layer.transposed:
         weight = weight.transpose(0, 1)
     return torch.einsum("ijk,lmn,ockn->oilcjm", taps, taps, weight).flatten(0, 2)

@@ -125,8 +125,8 @@ class Frozen:
         padding = self.padding
         if self.reflects:
             features, padding = functional.pad(features, (padding,) * 4, mode="reflect"), 0
-        found: Tensor = _Convolution.apply(features, self.forth, self.back, self.bias, padding)
-        return found
+        convolved: Tensor = _Convolution.apply(features, self.forth, self.back, self.bias, padding)
+        return convolved
 
 
 class _Convolution(torch.autograd.Function):

@@ -166,8 +166,8 @@ class Stylist:
         """Stylise; return sources and targets with what is to be said of them."""
         jobs = [Job(Path(row["source"]), Path(row["target"])) for row in block.to_pylist()]
         outcomes = {outcome.job: outcome for outcome in stylise_jobs(self.style, jobs, self.options)}
-        said = {"failure": [outcomes[job].failure for job in jobs], "note": [outcomes[job].note for job in jobs]}
-        return pa.table({"source": block["source"], "target": block["target"], **said})
+        remarks = {"failure": [outcomes[job].failure for job in jobs], "note": [outcomes[job].note for job in jobs]}
+        return pa.table({"source": block["source"], "target": block["target"], **remarks})
 
 
 def stylise_dataset(
@@ -281,9 +281,9 @@ def compare(run: str, photograph: Path, epochs: Sequence[int], options: Options,
     """
     pixels = images.fit(images.read(photograph).pixels, options.size or 0)
     shown = [(photograph.stem, pixels)]
-    found = find_run(run, storage)
-    for epoch in epochs or sorted(map(int, found.result["weights"])):
-        whole, paintings = run_network(found, epoch), found.config.style
+    trained = find_run(run, storage)
+    for epoch in epochs or sorted(map(int, trained.result["weights"])):
+        whole, paintings = run_network(trained, epoch), trained.config.style
         for painting in paintings if whole.architecture.styles > 1 else ("",):
             style = NetworkStyle(chosen(whole, paintings, painting, run).to(options.where), options)
             with shortage_told(str(photograph)):

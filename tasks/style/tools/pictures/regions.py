@@ -32,8 +32,8 @@ def split(style: str) -> tuple[str, str]:
     """Return the style that `NAME@COLOUR` names, and its colour as six digits; empty where there is none."""
     if Path(style).is_file():
         return style, ""
-    found = re.fullmatch(r"(.+)@#?([0-9a-fA-F]{6})", style)
-    return (found[1], found[2].lower()) if found else (style, "")
+    match = re.fullmatch(r"(.+)@#?([0-9a-fA-F]{6})", style)
+    return (match[1], match[2].lower()) if match else (style, "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,5 +82,5 @@ def compose(photograph: Pixels, made: Sequence[Pixels], shares: Sequence[Share])
     mixed: Any = photograph * (1 - np.stack(shares).sum(0, dtype=np.float32))[..., None]
     for pixels, share in zip(made, shares, strict=True):
         mixed += pixels * share[..., None]
-    found: Pixels = np.rint(mixed).clip(0, 255).astype(np.uint8)
-    return found
+    rounded: Pixels = np.rint(mixed).clip(0, 255).astype(np.uint8)
+    return rounded

@@ -312,7 +312,7 @@ def open_one(styles: Sequence[str], options: Options, storage: Storage) -> Netwo
     Raises:
         UserError: where there is none, or options do not fit it.
     """
-    paintings = [found for found in map(find_painting, styles) if found]
+    paintings = [path for path in map(find_painting, styles) if path]
     if len(paintings) == len(styles):
         return open_paintings(paintings, options, storage)
     if len(styles) > 1:

@@ -248,11 +248,11 @@ def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -
             damaged += 1
             if times:
                 times.popleft()
-    said = _end(container, stream)
+    claimed = _end(container, stream)
     if jumps := len(clock.offsets) - 1:
         notes.append(f"its clock jumps {plural(jumps, 'time')}: what follows a jump is written without a gap")
-    elif said - end > LATE:
-        notes.append(f"its pictures end at {float(end):.1f} of {float(said):.1f} s: cut off, or its sound is longer")
+    elif claimed - end > LATE:
+        notes.append(f"its pictures end at {float(end):.1f} of {float(claimed):.1f} s: cut off, or its sound is longer")
     if damaged:
         notes.append(f"{damaged} frames are damaged or lost")
 
@@ -601,8 +601,8 @@ def _dropped(source: InputContainer) -> list[str]:
     covers = [stream for stream in source.streams.video if stream.disposition & Disposition.attached_pic]
     more = len(source.streams.video) - len(covers) - 1
     kinds = sorted({stream.type for stream in source.streams if stream.type not in ("audio", "video")})
-    said = [f"{kind} tracks" for kind in kinds] + ["cover art"] * bool(covers)
-    return [{1: "a second video track"}.get(more, f"{more} more video tracks")] * (more > 0) + said
+    others = [f"{kind} tracks" for kind in kinds] + ["cover art"] * bool(covers)
+    return [{1: "a second video track"}.get(more, f"{more} more video tracks")] * (more > 0) + others
 
 
 def _copy_of(stream: AudioStream, target: OutputContainer) -> AudioStream:

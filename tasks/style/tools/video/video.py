@@ -241,8 +241,8 @@ class _Worker:
 
     def run(self, pictures: Any, shot: int, reference: Any) -> Any:
         """Stylise one piece; arrays in, an array out."""
-        known = None if reference is None else _tensor(reference)
-        return self.function(Piece(_tensor(pictures), shot, known)).numpy()
+        first = None if reference is None else _tensor(reference)
+        return self.function(Piece(_tensor(pictures), shot, first)).numpy()
 
 
 def _tensor(array: Any) -> Tensor:

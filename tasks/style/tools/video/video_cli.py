@@ -174,9 +174,9 @@ def by_name(
     return Painter(open_paintings([painting], options, storage), finish)
 
 
-def flicker_lines(found: Mapping[str, Mapping[str, float]], steady: str) -> Iterator[str]:
+def flicker_lines(measured: Mapping[str, Mapping[str, float]], steady: str) -> Iterator[str]:
     """Write measured flicker, a line each: the source, without steadiness, and as written."""
-    for name, values in found.items():
-        said = {"source": "source", "off": "--steady off", "result": f"--steady {steady}"}[name]
+    for name, values in measured.items():
+        label = {"source": "source", "off": "--steady off", "result": f"--steady {steady}"}[name]
         static, warp = values["static_change"], values["warp_error"]
-        yield f"flicker of the first frames, {said}: static pixels {static:.2f}/255, warp error {warp:.4f}"
+        yield f"flicker of the first frames, {label}: static pixels {static:.2f}/255, warp error {warp:.4f}"

@@ -78,19 +78,19 @@ def describe(path: Path) -> Composite:
         UserError: where the file is truncated, foreign, or holds nothing that is rain.
 
     """
-    found = published.describe(path)
-    finer = max(1, round(PIXEL / found.grid.pixel)) if found.grid.pixel else 1
-    height, width = found.grid.shape
-    shape, pixel = (height // finer, width // finer), found.grid.pixel and found.grid.pixel * finer
-    grid = replace(found.grid, shape=shape, pixel=pixel)
-    about = (found.quantity, found.minutes, found.relation)
-    return Composite(path, found.product, found.time, grid, *about, finer, found.resampled)
+    described = published.describe(path)
+    finer = max(1, round(PIXEL / described.grid.pixel)) if described.grid.pixel else 1
+    height, width = described.grid.shape
+    shape, pixel = (height // finer, width // finer), described.grid.pixel and described.grid.pixel * finer
+    grid = replace(described.grid, shape=shape, pixel=pixel)
+    about = (described.quantity, described.minutes, described.relation)
+    return Composite(path, described.product, described.time, grid, *about, finer, described.resampled)
 
 
 def candidates(source: Path) -> list[Path]:
     """Return the files below a folder that may be composites: by their content, or by their names."""
-    found = (path for path in sorted(source.rglob("*")) if path.is_file())
-    visible = (path for path in found if not any(part.startswith(".") for part in path.relative_to(source).parts))
+    files = (path for path in sorted(source.rglob("*")) if path.is_file())
+    visible = (path for path in files if not any(part.startswith(".") for part in path.relative_to(source).parts))
     return [path for path in visible if path.name.lower().endswith(SUFFIXES) or form_of(path)]
 
 
@@ -109,8 +109,8 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
     composites, skipped = [], []
     for path in paths:
         try:
-            found = describe(path)
-            composites.append(replace(found, relation=found.relation and (relation or found.relation)))
+            described = describe(path)
+            composites.append(replace(described, relation=described.relation and (relation or described.relation)))
         except UserError as error:
             skipped.append(str(error))
     if not composites:
@@ -139,9 +139,9 @@ def kind(composite: Composite) -> tuple[Any, ...]:
     """Return what composites of one data set have in common; grids to a few metres, as services round them anew."""
     grid = composite.grid
     pixel = None if grid.pixel is None else round(grid.pixel, 1)
-    corner = None if grid.corner is None else tuple(round(place, -2) for place in grid.corner)
-    place = (grid.shape, pixel, projection(grid.projdef), corner)
-    return composite.product, composite.quantity, place, composite.minutes, composite.relation
+    corner = None if grid.corner is None else tuple(round(metres, -2) for metres in grid.corner)
+    location = (grid.shape, pixel, projection(grid.projdef), corner)
+    return composite.product, composite.quantity, location, composite.minutes, composite.relation
 
 
 @lru_cache(maxsize=64)
@@ -194,7 +194,7 @@ def phases(composites: Sequence[Composite], tolerance: timedelta) -> Iterator[li
     if not tolerance:
         late = [(composite.time - midnight) % STEP for composite in composites]
         for phase in dict.fromkeys(late):
-            yield [composite for composite, own in zip(composites, late, strict=True) if own == phase]
+            yield [composite for composite, lateness in zip(composites, late, strict=True) if lateness == phase]
         return
     nearest: dict[datetime, Composite] = {}
     for composite in composites:
