@@ -229,8 +229,9 @@ def scores(
     counts = {shard: confusion(summary["histogram"], thresholds[shard]) for shard, summary in summaries.items()}
     found = overlap(counts) | detection(counts)
     for column, width in enumerate(fss_widths(summaries)):
-        sums = [(s["fss_error"][..., column].sum(), s["fss_reference"][..., column].sum()) for s in summaries.values()]
-        add_mean(found, f"fss/{width}px", [1 - error / reference for error, reference in sums if reference > 0])
+        parts = [[s[f"fss_{part}"][..., column].sum() for part in ("error", "reference")] for s in summaries.values()]
+        skills = fss(np.array(parts))
+        add_mean(found, f"fss/{width}px", skills[~np.isnan(skills)].tolist())
     histogram = sum(summary["histogram"].sum(axis=(0, 1), dtype=np.int64) for summary in summaries.values())
     found |= calibration(np.asarray(histogram), probabilities)
     found["iou_batched"] = iou_batched(counts.values(), batch)
@@ -239,6 +240,11 @@ def scores(
     if len(set(means.values())) > 1:
         found |= {f"threshold/{shard.partition('/')[2]}": mean for shard, mean in means.items()}
     return found
+
+
+def fss(sums: Array) -> Array:
+    """Return the fractions skill score of sums of error and reference (..., 2): (...); NaN where not defined."""
+    return 1 - ratio(sums[..., 0], sums[..., 1], np.nan)
 
 
 def fss_widths(summaries: Summaries) -> list[int]:

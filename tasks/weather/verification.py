@@ -81,11 +81,6 @@ def banded(
     return Band(value, np.where(undefined, np.nan, low), np.where(undefined, np.nan, high))
 
 
-def fractions(sums: Array) -> Array:
-    """Return the fractions skill score of `fss_error` and `fss_reference` (..., widths, 2): (..., widths)."""
-    return 1 - metrics.ratio(sums[..., 0], sums[..., 1], np.nan)
-
-
 def frequencies(bins: Array) -> Array:
     """Return how often it rained in bins of pixels, dry and rainy (..., bins, 2): (..., bins)."""
     return metrics.ratio(bins[..., 1], bins.sum(axis=-1), np.nan)
@@ -166,7 +161,7 @@ class Verification:
             self.stacked(
                 lambda summary, _: np.stack([summary["fss_error"], summary["fss_reference"]], axis=-1).sum(axis=1)
             ),
-            fractions,
+            metrics.fss,
         )
 
     def by_threshold(self) -> Array:

@@ -400,8 +400,7 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
             why = f"{source}: by its name D4RL's {other}: not one that can be played here"
         why = why or f"{source}: not a file that D4RL published"
         raise UserError(f"{why}; to use it as your own data, give its environment and a name")
-    if name.startswith("d4rl") or name in ("recorded", "mixed"):
-        raise UserError(f"{source}: the name {name!r} is kept for other data; choose another name")
+    check_name(source, name)
     return {
         "source": "file",
         "name": name,
@@ -411,6 +410,16 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
         "cut": bool(about.get("cut")),
         "files": files,
     }
+
+
+def check_name(source: Path, name: str) -> None:
+    """Refuse a name for a user's data that is kept for D4RL's, or for our recordings.
+
+    Raises:
+        UserError: then.
+    """
+    if name.startswith("d4rl") or name in ("recorded", "mixed"):
+        raise UserError(f"{source}: the name {name!r} is kept for other data; choose another name")
 
 
 def impostor(path: Path, checksum: str) -> str | None:

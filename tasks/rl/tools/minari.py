@@ -26,7 +26,16 @@ from retable.platform.store.storage import Storage
 from retable.tasks.rl.data import check_new, folder, notes_of, simulator, store
 from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes, refused_settings, spaces
-from retable.tasks.rl.recordings.d4rl import TOLERANCE, check_skip, numbers, odd_ends, opened, scaled, sha256
+from retable.tasks.rl.recordings.d4rl import (
+    TOLERANCE,
+    check_name,
+    check_skip,
+    numbers,
+    odd_ends,
+    opened,
+    scaled,
+    sha256,
+)
 from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of
 
 if TYPE_CHECKING:
@@ -130,8 +139,7 @@ def identify(source: Path, about: Mapping[str, Any], environment: str | None, na
         raise UserError(f"{source}/{METADATA}: 'env_spec' names no environment; give it with --env")
     identity = str(about.get("dataset_id") or source.name)
     name = name or f"minari-{identity.rsplit('/', 1)[-1]}"
-    if name.startswith("d4rl") or name in ("recorded", "mixed"):
-        raise UserError(f"{source}: the name {name!r} is kept for other data; choose another name")
+    check_name(source, name)
     kept = ("minari_version", "requirements", "algorithm_name", "author", "code_permalink")
     return {
         "source": "minari",

@@ -196,33 +196,6 @@ def distil(
     return pack(network, student, large)
 
 
-@torch.no_grad()
-def unexplained(
-    small: BackboneNetwork,
-    large: BackboneNetwork,
-    batch: Tensor,
-    network: str = "vgg19",
-    fitted: Tensor | None = None,
-) -> list[float]:
-    """Return which share of the variance of the teacher's features the best matrix on the small one's leaves.
-
-    One number for each layer of the recipe; least squares over all positions of other pictures, `fitted`, with a
-    constant. Without them it is over the batch itself, which favors a network of many filters.
-    """
-    shares, layers = [], RECIPES[network].layers
-    small_features, other, mine, taught = (
-        net(pictures, names)
-        for pictures in (batch, batch if fitted is None else fitted)
-        for net, names in ((small, tuple(layers)), (large, tuple(layers.values())))
-    )
-    for layer, name in layers.items():
-        solution = least_squares(*map(rows, aligned(mine[layer], taught[name])))
-        x, y = map(rows, aligned(small_features[layer], other[name]))
-        left = y - x @ solution[:-1] - solution[-1]
-        shares.append(float(left.square().sum() / (y - y.mean(0)).square().sum()))
-    return shares
-
-
 def crops(pictures: Sequence[Array], rng: np.random.Generator) -> Tensor:
     """Return random squares, (batch, 3, crop, crop) in [0, 1], with noise of random strength."""
     made = []

@@ -23,9 +23,7 @@ from retable.tasks.weather.tools.composites import published
 from retable.tasks.weather.tools.composites.opening import form_of
 from retable.tasks.weather.tools.composites.published import PRODUCTS, SUFFIXES, Grid, Quantity, Relation
 from retable.tasks.weather.tools.composites.resample import PIXEL, coarse
-from retable.tasks.weather.w4c import layout
-
-STEP = timedelta(minutes=layout.STEP)
+from retable.tasks.weather.tools.composites.seviri import STEP, quarter
 
 
 @dataclass(frozen=True)
@@ -198,10 +196,10 @@ def phases(composites: Sequence[Composite], tolerance: timedelta) -> Iterator[li
         return
     nearest: dict[datetime, Composite] = {}
     for composite in composites:
-        quarter = midnight + (composite.time - midnight + STEP / 2) // STEP * STEP
-        miss = abs(composite.time - quarter)
-        if miss <= tolerance and (quarter not in nearest or miss < abs(nearest[quarter].time - quarter)):
-            nearest[quarter] = composite
+        time = quarter(composite.time)
+        miss = abs(composite.time - time)
+        if miss <= tolerance and (time not in nearest or miss < abs(nearest[time].time - time)):
+            nearest[time] = composite
     if not nearest:
         raise UserError(f"no composite is within {tolerance.total_seconds() / 60:g} minutes of a quarter of an hour")
-    yield [replace(nearest[quarter], time=quarter) for quarter in sorted(nearest)]
+    yield [replace(nearest[time], time=time) for time in sorted(nearest)]

@@ -144,10 +144,6 @@ def _name(source: Path, composite: Composite) -> str:
     return composite.path.relative_to(source).as_posix()
 
 
-def _silent(_: int, __: int) -> None:
-    """Report no progress."""
-
-
 def _check(target: Path, size: int, regions: int, inputs: int, forecast: int, seed: int) -> None:
     """Refuse arguments out of range and a target that is there."""
     if size < 12 or size % 12 or regions < FEWEST or min(inputs, forecast) < 1 or seed < 0:
@@ -389,7 +385,7 @@ def _write_set(
     else:
         images = [_simulated(composites, place, seed) for place in places]
     for year in sorted({composite.time.year for composite in composites}):
-        _write_year(folder, archive, year, images, _silent if scans else progress)
+        _write_year(folder, archive, year, images, (lambda *_: None) if scans else progress)
     return folder
 
 

@@ -26,7 +26,7 @@ from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.tasks.weather.tools.composites import grib
 from retable.tasks.weather.tools.composites.opening import LARGEST, content, form_of, hdf5
-from retable.tasks.weather.tools.composites.resample import PIXEL, plane
+from retable.tasks.weather.tools.composites.resample import PIXEL, flatten, plane
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.frames import check_filters
 from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MISSING, UNDETECTED
@@ -228,7 +228,7 @@ def read(path: Path, rows: slice, columns: slice, relation: Relation | None = No
         if relation and field.relation:
             field = replace(field, relation=relation)
         if name == "mrms":
-            return grib.read(file)[rows, columns]
+            return flatten(file.values.values, file.grid)[rows, columns]
         return rates(_raw(path, file, field)[rows, columns], field)
 
 
@@ -411,8 +411,7 @@ def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime,
 class Picture:
     """A PGM of FMI: levels of 0.5 dBZ above -32."""
 
-    said: Mapping[str, str]
-    """Its comments."""
+    comments: Mapping[str, str]
     pixels: Array
     """All levels; of a picture of which only the header was read, zeros of the same shape."""
 
@@ -435,12 +434,8 @@ def _picture(data: bytes, whole: bool) -> Picture:
 
 
 def _fmi_field(_: Path, picture: Picture) -> Field:
-    sentinels = ((float(picture.said.get("missingval", 255)), MISSING), (0.0, UNDETECTED))
+    sentinels = ((float(picture.comments.get("missingval", 255)), MISSING), (0.0, UNDETECTED))
     return Field("", "reflectivity", 0.5, -32.0, sentinels)
-
-
-def _fmi(path: Path, picture: Picture, shape: tuple[int, int]) -> tuple[datetime, Grid]:
-    return datetime.strptime(picture.said["obstime"], "%Y%m%d%H%M"), _fmi_grid(path, picture.said, shape)
 
 
 def _mrms_field(path: Path, message: grib.Message) -> Field:
@@ -452,8 +447,9 @@ def _mrms(path: Path, message: grib.Message, shape: tuple[int, int]) -> tuple[da
     return message.time, Grid(flat.shape, PIXEL, flat.projdef, flat.corner)
 
 
-def _fmi_grid(path: Path, comments: Mapping[str, str], shape: tuple[int, int]) -> Grid:
+def _fmi(path: Path, picture: Picture, shape: tuple[int, int]) -> tuple[datetime, Grid]:
     """Read FMI's grid: polar stereographic; its two widths differ by some hundred thousandths."""
+    comments = picture.comments
     try:
         across, down = (float(comments[f"metersperpixel_{axis}"]) for axis in "xy")
         if comments["type"] != "stereographic":
@@ -468,7 +464,7 @@ def _fmi_grid(path: Path, comments: Mapping[str, str], shape: tuple[int, int]) -
     except (KeyError, ValueError) as error:
         raise UserError(f"{path}: its projection is not FMI's stereographic one ({error}); remove it") from error
     corner = None if lower is None else (lower[0], lower[1] + down * shape[0])
-    return Grid(shape, across, projection, corner)
+    return datetime.strptime(comments["obstime"], "%Y%m%d%H%M"), Grid(shape, across, projection, corner)
 
 
 @contextmanager
@@ -548,10 +544,6 @@ def project(projdef: str, longitude: float, latitude: float) -> tuple[float, flo
     return float(round(x)) + 0.0, float(round(y)) + 0.0  # no -0
 
 
-def _has_dataset(file: h5py.File) -> bool:
-    return any(name.startswith("dataset") for name in file)
-
-
 PRODUCTS = {
     "crr": Product("NWC-SAF convective rain rate", _crr_field, _crr, holds=lambda file: "crr_intensity" in file),
     "knmi": Product(
@@ -568,6 +560,11 @@ PRODUCTS = {
     ),
     "fmi": Product("FMI radar composites", _fmi_field, _fmi, relation=(223.0, 1.53)),
     "mrms": Product("MRMS rain rates", _mrms_field, _mrms),
-    "opera": Product("ODIM_H5 radar composites", _odim_field, _opera, holds=_has_dataset),
+    "opera": Product(
+        "ODIM_H5 radar composites",
+        _odim_field,
+        _opera,
+        holds=lambda file: any(name.startswith("dataset") for name in file),
+    ),
 }
 """Name of a product, with which region names begin -> its definition."""
