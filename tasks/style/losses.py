@@ -64,8 +64,8 @@ class Losses(NamedTuple):
 def gram(features: Features) -> Float[Tensor, "batch filter filter"]:
     """Multiply each sample's features with themselves: F F^T (equation 4), not divided by anything, in float32."""
     with torch.autocast(features.device.type, enabled=False):
-        found: Tensor = Gram.apply(features.float().flatten(2))
-        return found
+        product: Tensor = Gram.apply(features.float().flatten(2))
+        return product
 
 
 class Gram(torch.autograd.Function):
@@ -81,8 +81,8 @@ class Gram(torch.autograd.Function):
     def backward(context: Any, *gradients: Tensor) -> Tensor:
         """Return the gradient of the features."""
         (flat,), (gradient,) = context.saved_tensors, gradients
-        found: Tensor = (gradient + gradient.transpose(1, 2)) @ flat
-        return found
+        result: Tensor = (gradient + gradient.transpose(1, 2)) @ flat
+        return result
 
 
 @torch.no_grad()
@@ -113,11 +113,11 @@ def targets(
 
 
 @torch.no_grad()
-def with_content(found: Targets, network: BackboneNetwork, objective: Objective, content: Image) -> Targets:
+def with_content(aims: Targets, network: BackboneNetwork, objective: Objective, content: Image) -> Targets:
     """Return the targets with the content of other images, one for each sample or one for all."""
     small = halved(content, objective.content_octave)
     features = network(small, resolved(network, objective.content_layers, "content"))
-    return found._replace(content={name: value.float() for name, value in features.items()})
+    return aims._replace(content={name: value.float() for name, value in features.items()})
 
 
 def picked(styles: Sequence[Targets], chosen: Int[Tensor, " batch"]) -> Targets:
@@ -137,9 +137,9 @@ def add(first: Losses, second: Losses) -> Losses:
     return Losses(*(one + other for one, other in zip(first, second, strict=True)))
 
 
-def loss(network: BackboneNetwork, objective: Objective, found: Targets, image: Image) -> Losses:
+def loss(network: BackboneNetwork, objective: Objective, aims: Targets, image: Image) -> Losses:
     """Compare images with their targets, and weigh (equations 1 to 6 as the objective's convention has them)."""
-    content_layers = resolved(network, objective.content_layers, "content") if found.content else ()
+    content_layers = resolved(network, objective.content_layers, "content") if aims.content else ()
     style_layers = resolved(network, objective.style_layers, "style")
     weights = dict(zip(style_layers, layer_weights(objective), strict=True))
     content = style = image.new_zeros(len(image), dtype=torch.float32)
@@ -152,9 +152,9 @@ def loss(network: BackboneNetwork, objective: Objective, found: Targets, image: 
         features = network(halved(image, octave), tuple(dict.fromkeys((*kept, *styled))))
         with torch.autocast(image.device.type, enabled=False):
             for name in kept:
-                content = content + content_loss(features[name].float(), found.content[name], *how)
+                content = content + content_loss(features[name].float(), aims.content[name], *how)
             for name in styled:
-                aim = found.style[at(name, octave)]
+                aim = aims.style[at(name, octave)]
                 style = style + weights[name] / objective.octaves * style_loss(features[name], aim, *how)
     with torch.autocast(image.device.type, enabled=False):
         content, style = objective.content_weight * content, objective.style_weight * style

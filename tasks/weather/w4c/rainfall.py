@@ -278,8 +278,8 @@ def drawn(y: Array, x: Array, radius: Array, peak: Array, width: int) -> Array:
     rows, columns = np.round(y) + PATCH, np.round(x) + PATCH
     tall, wide = np.exp(-0.5 * ((rows - y) / radius) ** 2), np.exp(-0.5 * ((columns - x) / radius) ** 2)
     values = (peak * tall)[:, :, None] * wide[:, None, :]
-    place = rows.astype(int)[:, :, None] % width * width + columns.astype(int)[:, None, :] % width
-    return np.bincount(place.ravel(), values.ravel(), width**2).reshape(width, width).astype(np.float32)
+    cell = rows.astype(int)[:, :, None] % width * width + columns.astype(int)[:, None, :] % width
+    return np.bincount(cell.ravel(), values.ravel(), width**2).reshape(width, width).astype(np.float32)
 
 
 class Weather(NamedTuple):
