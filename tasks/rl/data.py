@@ -247,11 +247,7 @@ def provenance(storage: Storage) -> dict[str, Any]:
     """
     if not storage.exists("dataset.json"):
         raise UserError(f"{storage}: no finished data set here (no dataset.json); {REMEDY}")
-    info = storage.read_json("dataset.json")
-    for key, kind in PROVENANCE.items():
-        if not isinstance(info, dict) or not isinstance(info.get(key, ...), kind):
-            raise UserError(f"{storage}/dataset.json: entry '{key}' is missing or of the wrong type; {REMEDY}")
-    return dict(info)
+    return storage.read_record("dataset.json", PROVENANCE, REMEDY)
 
 
 def inspect(

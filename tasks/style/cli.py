@@ -178,9 +178,8 @@ def distil(
     """
     from retable.platform.models.predict import expand
     from retable.tasks.style.tools.distil import distil as train
-    from retable.tasks.style.tools.pictures.batches import SUFFIXES
 
-    files, notes = expand(photographs, SUFFIXES, "pictures")
+    files, notes = expand(photographs, images.SUFFIXES, "pictures")
     print_lines(notes)
     with disk_errors(str(file)), progress_bar("") as report:
         where = Storage.open(storage)

@@ -33,8 +33,6 @@ from retable.tasks.style.tools.pictures.stylise import (
     run_network,
 )
 
-SUFFIXES = images.SUFFIXES
-"""What counts as a picture in a folder; a file that is named is tried whatever its name."""
 SMALLER = 0.7
 """Of a picture's size that memory did not hold: about half of its pixels."""
 
@@ -64,7 +62,7 @@ def plan_jobs(inputs: Sequence[str], out: Path, overwrite: bool) -> tuple[list[J
     Raises:
         UserError: where nothing is named that there is, or `out` cannot hold the results.
     """
-    pictures, notes = expand(inputs, SUFFIXES, "pictures")
+    pictures, notes = expand(inputs, images.SUFFIXES, "pictures")
     single = len(inputs) == 1 and [Path(inputs[0])] == pictures and bool(out.suffix) and not out.is_dir()
     if single:
         images.check_suffix(out)

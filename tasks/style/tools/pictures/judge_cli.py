@@ -98,9 +98,7 @@ def judged_picture(path: Path, size: int = 0) -> Pixels:
 
 def is_picture(name: str) -> bool:
     """Return whether a file name has the suffix of a picture."""
-    from retable.tasks.style.tools.pictures.batches import SUFFIXES
-
-    return Path(name).suffix.lower() in SUFFIXES
+    return Path(name).suffix.lower() in images.SUFFIXES
 
 
 def find_work(name: str) -> Path:
