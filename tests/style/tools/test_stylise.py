@@ -223,7 +223,7 @@ def test_patterns_and_folders(tmp_path, photographs):
     assert expand([str(photographs)], images.SUFFIXES)[1] == []
     for name in (str(tmp_path / "*.jpg"), str(tmp_path)):
         with pytest.raises(UserError, match="holds no pictures"):
-            expand([name], SUFFIXES, "pictures")
+            expand([name], images.SUFFIXES, "pictures")
 
 
 def test_a_painting_is_optimised(tmp_path, storage, photographs):
