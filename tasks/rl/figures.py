@@ -267,7 +267,7 @@ def draw_curves(axis: Any, results: Results, environment: str, policy: str) -> N
     for row, style in LINES.items():
         seeds = over_updates(results, row, **at).values()
         points = sorted({updates for checkpoints in seeds for updates, _ in checkpoints})
-        scores = [np.array([100 * s for found in seeds for u, s in found if u == point]) for point in points]
+        scores = [np.array([100 * s for pairs in seeds for u, s in pairs if u == point]) for point in points]
         colour = style.get("color", rcParams["text.color"])
         thin = {key: value for key, value in style.items() if key != "color"}
         band(axis, points, scores, colour, shade=0.06, markersize=4, linewidth=1.4, label=row, **thin)

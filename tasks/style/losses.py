@@ -108,8 +108,8 @@ def targets(
             for name, features in network(halved(painting, octave), names).items():
                 part, key = gram(features) * (share / sum(blend) / features[0, 0].numel()), at(name, octave)
                 style[key] = style[key] + part if key in style else part
-    found = Targets({}, style)
-    return found if content is None else with_content(found, network, objective, content)
+    aims = Targets({}, style)
+    return aims if content is None else with_content(aims, network, objective, content)
 
 
 @torch.no_grad()
@@ -123,7 +123,7 @@ def with_content(aims: Targets, network: BackboneNetwork, objective: Objective, 
 def picked(styles: Sequence[Targets], chosen: Int[Tensor, " batch"]) -> Targets:
     """Return targets with the style that is chosen for each image, of several targets without content."""
     names = styles[0].style
-    return Targets({}, {name: torch.cat([each.style[name] for each in styles])[chosen] for name in names})
+    return Targets({}, {name: torch.cat([targets.style[name] for targets in styles])[chosen] for name in names})
 
 
 def nothing(image: Image) -> Losses:
@@ -258,7 +258,7 @@ def tone(image: Image, photograph: Image) -> Float[Tensor, " batch"]:
 
     Means and contrasts do not matter, so that a painting's own range of tones can be taken; of flat images it is 1.
     """
-    first, second = (_coarse_luma(each) for each in (image, photograph))
+    first, second = (_coarse_luma(picture) for picture in (image, photograph))
     together = (first * second).mean(1)
     return 1 - together / (first.square().mean(1) * second.square().mean(1) + FLAT).sqrt()
 

@@ -253,7 +253,7 @@ def submit(
     from retable.tasks.weather.tools.forecasts.exchange import official_forecasts, opened
 
     wanted = submission.TRANSFER if transfer else ()
-    years, regions = (tuple(dict.fromkeys(each)) for each in zip(*wanted, strict=True)) if wanted else ((), ())
+    years, regions = (tuple(dict.fromkeys(column)) for column in zip(*wanted, strict=True)) if wanted else ((), ())
     loaded = [opened(run, storage, split, epoch, chosen(threshold), regions, years) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
     submission.write(out, official_forecasts(loaded, wanted), 0.5)

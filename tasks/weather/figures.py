@@ -39,7 +39,9 @@ def draw_forecasts(results: Results) -> Drawing:
     Without a forecast of the region the drawing is empty.
     """
     replicates = [rows[0] for rows in results.replicates.values() if rows]
-    years = {shard.split("/")[1] for each in replicates for shard in each.summaries() if shard.endswith(f"/{REGION}")}
+    years = {
+        shard.split("/")[1] for member in replicates for shard in member.summaries() if shard.endswith(f"/{REGION}")
+    }
     place = f"{'2020' if '2020' in years else max(years, default='')}/{REGION}"
     lines = [line for replicate in replicates for line in [panels(replicate, place)] if line is not None]
     if not lines:
@@ -50,11 +52,11 @@ def draw_forecasts(results: Results) -> Drawing:
     drawing.suptitle(place, fontsize=9)
     axes = drawing.subplots(len(rows), hours, squeeze=False)
     for axis_row, (name, maps) in zip(axes, rows, strict=True):
-        for hour, (axis, each) in enumerate(zip(axis_row, maps, strict=True)):
-            axis.imshow(each, cmap=COLOURS, vmin=0, vmax=2, interpolation="nearest")
+        for hour, (axis, shown) in enumerate(zip(axis_row, maps, strict=True)):
+            axis.imshow(shown, cmap=COLOURS, vmin=0, vmax=2, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
-            axis.set_title(f"{hour + 1} h, {share(each):.1%}", fontsize=8)
+            axis.set_title(f"{hour + 1} h, {share(shown):.1%}", fontsize=8)
         axis_row[0].set_ylabel(name, fontsize=8)
     return drawing
 

@@ -192,8 +192,10 @@ def isotonic(histograms: Sequence[Array]) -> Array:
     seen = np.flatnonzero(pixels)
     if not len(seen):
         return MIDDLES
-    found = isotonic_regression(np.asarray(pooled)[seen, 1] / pixels[seen], weights=pixels[seen].astype(np.float64))
-    risen: Array = np.interp(np.arange(STEPS + 1), seen, found.x)
+    regression = isotonic_regression(
+        np.asarray(pooled)[seen, 1] / pixels[seen], weights=pixels[seen].astype(np.float64)
+    )
+    risen: Array = np.interp(np.arange(STEPS + 1), seen, regression.x)
     return risen
 
 
@@ -227,19 +229,19 @@ def scores(
 
     """
     counts = {shard: confusion(summary["histogram"], thresholds[shard]) for shard, summary in summaries.items()}
-    found = overlap(counts) | detection(counts)
+    result = overlap(counts) | detection(counts)
     for column, width in enumerate(fss_widths(summaries)):
         parts = [[s[f"fss_{part}"][..., column].sum() for part in ("error", "reference")] for s in summaries.values()]
         skills = fss(np.array(parts))
-        add_mean(found, f"fss/{width}px", skills[~np.isnan(skills)].tolist())
+        add_mean(result, f"fss/{width}px", skills[~np.isnan(skills)].tolist())
     histogram = sum(summary["histogram"].sum(axis=(0, 1), dtype=np.int64) for summary in summaries.values())
-    found |= calibration(np.asarray(histogram), probabilities)
-    found["iou_batched"] = iou_batched(counts.values(), batch)
+    result |= calibration(np.asarray(histogram), probabilities)
+    result["iou_batched"] = iou_batched(counts.values(), batch)
     means = {shard: float(np.mean(thresholds[shard])) for shard in summaries}
-    add_mean(found, "threshold", list(means.values()))
+    add_mean(result, "threshold", list(means.values()))
     if len(set(means.values())) > 1:
-        found |= {f"threshold/{shard.partition('/')[2]}": mean for shard, mean in means.items()}
-    return found
+        result |= {f"threshold/{shard.partition('/')[2]}": mean for shard, mean in means.items()}
+    return result
 
 
 def fss(sums: Array) -> Array:

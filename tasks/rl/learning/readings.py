@@ -142,8 +142,8 @@ def file_sizes(
 ) -> tuple[list[float], list[float]]:
     """Return the sparsities that were run with SNIP, the dense network as 0, and the mean bytes of a file there."""
     rows = {0.0: "dense", **{sparsity: label("snip", sparsity) for sparsity in sparsities}}
-    found = {s: results.values(row, f"bytes/{network}/{form}") for s, row in rows.items()}
-    there = {sparsity: float(values.mean()) for sparsity, values in found.items() if values.size}
+    bytes_of = {s: results.values(row, f"bytes/{network}/{form}") for s, row in rows.items()}
+    there = {sparsity: float(values.mean()) for sparsity, values in bytes_of.items() if values.size}
     return list(there), list(there.values())
 
 

@@ -259,7 +259,9 @@ def grasp(objective: Objective, batch: Batch, noise: Noise, weights: Sequence[Te
     products = [torch.zeros_like(weight) for weight in weights]
     for half in halves:
         gradients = torch.autograd.grad(objective(*half), weights, create_graph=True)
-        inner = torch.stack([(g * own).sum() for g, own in zip(total, gradients, strict=True)]).sum()
+        inner = torch.stack(
+            [(g * half_gradient).sum() for g, half_gradient in zip(total, gradients, strict=True)]
+        ).sum()
         # A weight that enters the loss linearly and alone has no second derivative, not a zero one.
         for sum_, product in zip(products, torch.autograd.grad(inner, weights, allow_unused=True), strict=True):
             if product is not None:

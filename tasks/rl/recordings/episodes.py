@@ -115,10 +115,10 @@ def record_of(
         UserError: where ends are wrong and are not to be mended, or cannot be.
 
     """
-    if (not mending or ends.disorder > 0.5) and (found := with_remedy(ends, row_name)):
-        raise UserError(f"{where}: {found[0]}")
-    found_columns, returns = columns(*mend(rows, ends))
-    return Recording(found_columns, returns, remarks, list(ends.lines(row_name)))
+    if (not mending or ends.disorder > 0.5) and (defects := with_remedy(ends, row_name)):
+        raise UserError(f"{where}: {defects[0]}")
+    columns_kept, returns = columns(*mend(rows, ends))
+    return Recording(columns_kept, returns, remarks, list(ends.lines(row_name)))
 
 
 def find_ends(rows: Rows, genuine: bool = True) -> Ends:

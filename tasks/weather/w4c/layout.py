@@ -268,9 +268,9 @@ class Index:
         self._check(regions, years, inputs, forecast)
         windows = []
         for year in years:
-            own, added = self._training_starts(year, inputs, forecast)
+            starts_here, added = self._training_starts(year, inputs, forecast)
             for region in regions:
-                for split, starts in (("training", own), ("validation", added if with_validation else [])):
+                for split, starts in (("training", starts_here), ("validation", added if with_validation else [])):
                     name = series_name(year, region, split)
                     if self._has(name):
                         self._check_rows(name, year, split)

@@ -377,7 +377,7 @@ def holdout_notes(configs: Sequence[Config], source: Source) -> list[str]:
     if source.info["holdout"] != "local":
         return []
     lines = []
-    for config in {(each.holdout, each.years, each.inputs, each.forecast): each for each in configs}.values():
+    for config in {(one.holdout, one.years, one.inputs, one.forecast): one for one in configs}.values():
         slots = slots or read_csv(source.folder)
         counts = Index(slots, source.info, config.holdout).holdout(config.years, config.inputs, config.forecast)
         kept = (

@@ -202,11 +202,11 @@ class Fronts:
         for _ in range(rng.poisson(self.expected)):
             self._arise(rng.uniform(-self.reach, self.reach), rng)
 
-    def _arise(self, place: float, rng: np.random.Generator) -> None:
+    def _arise(self, distance: float, rng: np.random.Generator) -> None:
         angle = self.angle + rng.normal(0, 0.5)
         self.bands.append(
             {
-                "place": place,
+                "place": distance,
                 "y": -np.sin(angle),
                 "x": np.cos(angle),
                 "width": self.size * rng.uniform(0.1, 0.2),

@@ -183,7 +183,7 @@ class Knobs:
         """
         given: dict[str, object] = {}
         for name, hint in get_type_hints(Knobs, include_extras=True).items():
-            target = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Sets)), None)
+            target = next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Sets)), None)
             value = getattr(self, name)
             if target is None or value in (None, ""):
                 continue

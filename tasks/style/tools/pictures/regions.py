@@ -48,11 +48,11 @@ class Mask:
         """Return what each style has of each pixel of a picture of this size, in [0, 1]; what is left, it keeps."""
         if self.colours == [""]:
             return [self._stretched(self.pixels.astype(np.float32) @ images.LUMA / 255, height, width)]
-        wanted = np.array([[int(each[at : at + 2], 16) for at in (0, 2, 4)] for each in self.colours])
+        wanted = np.array([[int(one[at : at + 2], 16) for at in (0, 2, 4)] for one in self.colours])
         distances = np.abs(self.pixels[..., None, :].astype(np.int16) - wanted).max(-1)
         nearest = distances.argmin(-1)
         mine = [(nearest == n) & (distances[..., n] <= NEAR) for n in range(len(wanted))]
-        return [self._stretched(each.astype(np.float32), height, width) for each in mine]
+        return [self._stretched(one.astype(np.float32), height, width) for one in mine]
 
     def _stretched(self, share: Share, height: int, width: int) -> Share:
         shrinks = height <= share.shape[0] and width <= share.shape[1]

@@ -306,7 +306,7 @@ def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip
         if start or duration is not None:
             if 0 < seconds <= start:
                 raise UserError(f"{path}: ends after {float(seconds):.1f} s, and is to be read from {start:g} s on")
-            passed, wanted = (Fraction(each or 0).limit_denominator(10**6) for each in (start, duration))
+            passed, wanted = (Fraction(moment or 0).limit_denominator(10**6) for moment in (start, duration))
             origin = begin + passed
             part = Part(origin, passed, None if duration is None else origin + wanted)
             seconds = min(seconds - passed, seconds if duration is None else wanted)

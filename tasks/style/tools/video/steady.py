@@ -127,7 +127,7 @@ def stretched(pictures: Pictures, height: int, width: int) -> Pictures:
     """Resize pictures; see `images.stretch`."""
     if pictures.shape[2:] == (height, width):
         return pictures
-    made = [images.stretch(each, height, width) for each in pictures.permute(0, 2, 3, 1).numpy()]
+    made = [images.stretch(picture, height, width) for picture in pictures.permute(0, 2, 3, 1).numpy()]
     return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).contiguous()
 
 

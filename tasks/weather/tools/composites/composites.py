@@ -114,7 +114,7 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
     if not composites:
         raise UserError(skipped[0])
     kinds = Counter(kind(composite) for composite in composites)
-    wanted = max(kinds, key=lambda each: (kinds[each], each[1] == "rate"))
+    wanted = max(kinds, key=lambda key: (kinds[key], key[1] == "rate"))
     first = next(composite for composite in composites if kind(composite) == wanted)
     if relation and not first.relation:
         use = f"--zr {relation[0]:g},{relation[1]:g} turns reflectivity into rain"
@@ -122,10 +122,10 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
     kept: dict[datetime, Composite] = {}
     for composite in composites:
         if kind(composite) != wanted:
-            own, most = _kind_text(composite), _kind_text(first)
-            if own == most:
-                own, most = composite.grid.projdef, first.grid.projdef
-            skipped.append(f"{composite.path}: {own}; most are {most}")
+            this, most = _kind_text(composite), _kind_text(first)
+            if this == most:
+                this, most = composite.grid.projdef, first.grid.projdef
+            skipped.append(f"{composite.path}: {this}; most are {most}")
         elif composite.time in kept:
             skipped.append(f"{composite.path}: same time as {kept[composite.time].path.name}, {composite.time}")
         else:
@@ -153,8 +153,8 @@ def projection(projdef: str) -> str:
 
 def _kind_text(composite: Composite) -> str:
     (height, width), corner = composite.grid.shape, composite.grid.corner
-    place = "" if corner is None else f" from {corner[0]:.0f}, {corner[1]:.0f} m"
-    return f"{PRODUCTS[composite.product].title}: {quantity_text(composite)}, {height} x {width} pixels{place}"
+    where = "" if corner is None else f" from {corner[0]:.0f}, {corner[1]:.0f} m"
+    return f"{PRODUCTS[composite.product].title}: {quantity_text(composite)}, {height} x {width} pixels{where}"
 
 
 def quantity_text(composite: Composite) -> str:
@@ -181,7 +181,7 @@ def stretches(
                 runs[-1].append(after)
             else:
                 runs.append([after])
-        best = max(best, [run for run in runs if len(run) >= shortest], key=lambda found: sum(map(len, found)))
+        best = max(best, [run for run in runs if len(run) >= shortest], key=lambda chosen: sum(map(len, chosen)))
     used = {composite.path for run in best for composite in run}
     return best, [composite for composite in composites if composite.path not in used]
 

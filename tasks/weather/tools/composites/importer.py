@@ -397,7 +397,7 @@ def _write_year(
     middle = slice(5 * size // 2, 7 * size // 2)
     step = max(1, min(CHUNK, MEMORY // (len(places) * (6 * size) ** 2 * 4)))
     with ExitStack() as opened:
-        files = [_files(opened, folder, archive, year, *each) for each in zip(places, images, strict=True)]
+        files = [_files(opened, folder, archive, year, *pair) for pair in zip(places, images, strict=True)]
         for run in (run for run in archive.runs if composites[run.start].time.year == year):
             held: dict[int, Array] = {}
             for first in run[::step]:
@@ -408,7 +408,9 @@ def _write_year(
                     squares = np.stack([held[k][number] for k in range(low, high)])
                     targets = squares[first - low : last - low, middle, middle][:, None]
                     views = made.of(low, composites[low:high], squares)[first - low : last - low]
-                    for rows, data, part in ((each.rows, each.data, (targets, views)[each.image]) for each in outputs):
+                    for rows, data, part in (
+                        (output.rows, output.data, (targets, views)[output.image]) for output in outputs
+                    ):
                         start, stop = np.searchsorted(rows, [first, last])
                         data[start:stop] = part[rows[start:stop] - first]
                 progress(len(composites) + last, 2 * len(composites))

@@ -291,7 +291,7 @@ def _odim_field(path: Path, file: h5py.File) -> Field:
 def _inherited(file: h5py.File, group: str, dataset: str, data: str) -> dict[str, Any]:
     """Return a map's attributes: those of the data overrule those of the data set, and these the file's (section 4)."""
     groups = [name for name in (group, f"{dataset}/{group}", f"{dataset}/{data}/{group}") if name in file]
-    return {name: value for each in groups for name, value in file[each].attrs.items()}
+    return {name: value for path in groups for name, value in file[path].attrs.items()}
 
 
 def _odim_meaning(path: Path, file: h5py.File, quantity: Quantity, dataset: str, data: str) -> Field:
@@ -325,7 +325,7 @@ def _knmi_field(path: Path, file: h5py.File) -> Field:
     sentinels = tuple((limit, MISSING if limit else of_zero[name]) for name, limit in limits.items())
     sign = (-1) ** (formula[2] or "").count("-")  # KNMI writes `+ -32`
     scale, offset = float(formula[1]), sign * float(formula[3] or 0)
-    quantity = next((found for name, found in KNMI_PARAMETERS.items() if name in kind), None)
+    quantity = next((value for name, value in KNMI_PARAMETERS.items() if name in kind), None)
     if quantity is None:
         raise UserError(f"{path}: holds {kind}, which is no rain; remove it")
     minutes = 0.0
@@ -383,7 +383,7 @@ def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime,
     """
     units = _text(file["x"].attrs.get("units", "km"))
     edges = (np.array([*file[axis][:2], file[axis][-1]], float) for axis in "xy")
-    x, y = (each / (1000 if units.startswith("m") else 1) for each in edges)
+    x, y = (values / (1000 if units.startswith("m") else 1) for values in edges)
     pixel, down = (round(float(step), 6) for step in (x[1] - x[0], y[0] - y[1]))
     if pixel <= 0 or down <= 0:
         raise UserError(f"{path}: its rows begin in the south or its columns in the east; give the Bureau's own grid")

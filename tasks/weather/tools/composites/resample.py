@@ -87,7 +87,7 @@ def plane(grid: EqualAngles) -> Plane:
     longitudes = np.linspace(grid.west - half[1], grid.west - half[1] + spans[1], 2 * width + 1)
     border = [(longitudes, np.full(longitudes.shape, edge)) for edge in (latitudes[0], latitudes[-1])]
     border += [(np.full(latitudes.shape, edge), latitudes) for edge in (longitudes[0], longitudes[-1])]
-    east, north = (np.concatenate(each) for each in zip(*border, strict=True))
+    east, north = (np.concatenate(part) for part in zip(*border, strict=True))
     x, y = pyproj.Proj(projdef)(east, north)
     left, top = math.floor(x.min() / PIXEL), math.ceil(y.max() / PIXEL)
     shape = top - math.floor(y.min() / PIXEL), math.ceil(x.max() / PIXEL) - left

@@ -157,7 +157,7 @@ def sees(path: Path, where: Sequence[Points]) -> list[bool]:
         scene = _scene(path)
         scene.load([CHANNELS[0]])
         area = scene[CHANNELS[0]].attrs["area"]
-        return [not _nearest(area, each.longitude, each.latitude)[2].any() for each in where]
+        return [not _nearest(area, square.longitude, square.latitude)[2].any() for square in where]
 
 
 def read(path: Path, where: Sequence[Points]) -> Array:
@@ -168,7 +168,7 @@ def read(path: Path, where: Sequence[Points]) -> Array:
     Raises:
         UserError: where the file is damaged.
     """
-    longitude, latitude = (np.stack([getattr(each, name) for each in where]) for name in ("longitude", "latitude"))
+    longitude, latitude = (np.stack([getattr(square, name) for square in where]) for name in ("longitude", "latitude"))
     with _quiet(path):
         scene = _scene(path)
         scene.load(list(CHANNELS))

@@ -151,7 +151,7 @@ def write_page(
         split=runs[0].view.split,
         data=describe(runs[0].source.info),
         caution=caution(runs[0].source.info),
-        sequences=sum(each.shape[1] for each in counts.values()),
+        sequences=sum(confusion.shape[1] for confusion in counts.values()),
         places=len(counts),
         threshold=runs[0].view.threshold,
         run=runs[0].run.fingerprint,
