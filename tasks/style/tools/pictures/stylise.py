@@ -358,7 +358,7 @@ def find_network(name: str, storage: Storage) -> TransformerNetwork:
         raise UserError(f"--style {name}: a blend is written a:0.7,b:0.3") from error
     if min(shares) < 0 or not 0 < sum(shares) < float("inf"):
         raise UserError(f"--style {name}: shares are not negative, and not all zero")
-    return transformer.blend([one_network(name_of, storage) for name_of, _, _ in parts], shares)
+    return transformer.blend([one_network(whole, storage) for whole, _, _ in parts], shares)
 
 
 def one_network(name: str, storage: Storage) -> TransformerNetwork:
