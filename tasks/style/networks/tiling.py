@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -182,6 +183,11 @@ def free_threads() -> int:
     return max(1, min(most, (os.cpu_count() or 1) - max(0, running - ours)))
 
 
+def undisturbed() -> AbstractContextManager[None]:
+    """Compute with `free_threads` within the block."""
+    return threads(free_threads())
+
+
 @torch.inference_mode()
 def _run(
     network: TransformerNetwork,
@@ -193,37 +199,48 @@ def _run(
     statistics: Statistics | None = None,
 ) -> Image:
     """Apply the layers, each to all tiles of `side` (rows, columns in pixels of the image) before the next."""
+    with undisturbed():
+        return _walk(network, image, side, device, precision, progress, statistics)
+
+
+def _walk(
+    network: TransformerNetwork,
+    image: Image,
+    side: tuple[int, int],
+    device: str | torch.device,
+    precision: Precision,
+    progress: Callable[[int, int], None] | None,
+    statistics: Statistics | None,
+) -> Image:
     x = network.enlarge(image.float().cpu()).contiguous(memory_format=torch.channels_last)
     height, width = x.shape[2:]
     stack, done, dtype = layers(network), 0, arithmetic(precision, device)
     total = len(stack) * sum(1 for _ in _tiles(height, width, side))
     before = x
-    with threads(free_threads()):
-        for index, layer in enumerate(stack):
-            ends = index in (0, len(stack) - 1)  # see `stylise_mixed`
-            convolve = fast_convolution(layer, device, torch.float32 if ends else dtype)
-            rows, columns = (layer.size(length) for length in x.shape[2:])
-            features = torch.empty((1, layer.outputs, rows, columns), memory_format=torch.channels_last)
-            moments = Moments()
-            for area in _tiles(rows, columns, (side[0] * rows // height, side[1] * columns // width)):
-                result = convolve(layer.window(x, *area)).float()
-                features[:, :, slice(*area[0]), slice(*area[1])] = result
-                if layer.norm is not None and statistics is None:
-                    moments.add(result)
-                done += 1
-                if progress is not None:
-                    progress(done, total)
-            if layer.norm is not None:
-                measured = moments.result() if statistics is None else statistics[index]
-                scale, shift = layer.scale_and_shift(*(value.to(layer.convolution.weight.device) for value in measured))
-                torch.addcmul(shift.cpu(), features, scale.cpu(), out=features)
-            if layer.branches:
-                before = x
-            if layer.residual:
-                features.add_(before)
-            if layer.rectified:
-                features.relu_()
-            x = features
+    for index, layer in enumerate(stack):
+        ends = index in (0, len(stack) - 1)  # see `stylise_mixed`
+        convolve = fast_convolution(layer, device, torch.float32 if ends else dtype)
+        rows, columns = (layer.size(length) for length in x.shape[2:])
+        features, moments = torch.empty((1, layer.outputs, rows, columns), memory_format=torch.channels_last), Moments()
+        for area in _tiles(rows, columns, (side[0] * rows // height, side[1] * columns // width)):
+            result = convolve(layer.window(x, *area)).float()
+            features[:, :, slice(*area[0]), slice(*area[1])] = result
+            if layer.norm is not None and statistics is None:
+                moments.add(result)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        if layer.norm is not None:
+            measured = moments.result() if statistics is None else statistics[index]
+            scale, shift = layer.scale_and_shift(*(value.to(layer.convolution.weight.device) for value in measured))
+            torch.addcmul(shift.cpu(), features, scale.cpu(), out=features)
+        if layer.branches:
+            before = x
+        if layer.residual:
+            features.add_(before)
+        if layer.rectified:
+            features.relu_()
+        x = features
     return network.colours(x, *image.shape[2:])
 
 
