@@ -143,7 +143,7 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Advance]:
     """
     if title and not console.is_interactive:
         console.print(title, markup=False)
-    rate = [RateColumn(unit)] if unit else []
+    rate = [_RateColumn(unit)] if unit else []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     started = printed = time.monotonic()
     with Progress(*columns, *rate, console=console, transient=True, disable=not console.is_interactive) as bar:
@@ -160,6 +160,35 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Advance]:
                 console.print(line, markup=False)
 
         yield advance
+
+
+def items(option: str, text: str, kind: Callable[[str], T], noun: str = "number", example: str = "1,2") -> list[T]:
+    """Read a list with commas between its items.
+
+    Args:
+        option: what the list is of, for errors.
+        text: the list; "" is empty.
+        kind: makes an item of its text: str, float or `whole`.
+        noun: what an item is called in errors.
+        example: a list that would be right.
+
+    Raises:
+        UserError: naming the option and the item that is not of that kind.
+    """
+    found = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        try:
+            found.append(kind(word))
+        except ValueError as error:
+            raise UserError(f"{option} {text}: {word!r} is no {noun}; write {example}") from error
+    return found
+
+
+def whole(word: str) -> int:
+    """Return a whole number from 0 on, for `items`. Raises ValueError."""
+    if not (word.isascii() and word.isdecimal()):
+        raise ValueError(f"{word!r} is no whole number")
+    return int(word)
 
 
 def consent(question: str, yes: bool) -> None:
@@ -213,7 +242,7 @@ def counted(items: Iterable[T], show: Show, total: int) -> Iterator[T]:
         show(done, total)
 
 
-class RateColumn(ProgressColumn):
+class _RateColumn(ProgressColumn):
     """How much is done each second."""
 
     def __init__(self, unit: str) -> None:

@@ -14,6 +14,7 @@ from retable.platform.console import console
 from retable.platform.errors import UserError, portable
 from retable.platform.models import contract
 from retable.platform.spec.task import config_at
+from retable.platform.store import weights
 from retable.platform.store.run import contiguous
 from retable.platform.store.storage import Record, Storage
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 LARGEST = 1 << 32
 """Bytes of a file that is read, at most."""
-MADE = ("command", "commit", "versions", "started")
+_MADE = ("command", "commit", "versions", "started")
 """What is taken over from a run's provenance."""
-ITS_OWN = ("data", "init")
+_ITS_OWN = ("data", "init")
 """Fields that a file does not carry: what a run read and started from is not there on another machine."""
 
 
@@ -63,7 +64,7 @@ def about(run: TrainedRun, epoch: int = 0, **more: object) -> Record:
         "data_caution": run.task.dataset.caution(info),
         "config": flatten(run.config),
         "metrics": {name: value for name, value in run.metrics.items() if finite(value)},
-        **{name: made[name] for name in MADE if name in made},
+        **{name: made[name] for name in _MADE if name in made},
         **{name: value for name, value in more.items() if value not in ("", None, {})},
     }
 
@@ -109,13 +110,39 @@ def sealed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
 
 
 def described(form: str, config: object, said: Mapping[str, object]) -> dict[str, str]:
-    """Return a file's metadata: its format, the config without the fields `ITS_OWN`, and what is said of its run."""
-    fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in ITS_OWN}
+    """Return a file's metadata: its format, the config without the fields `_ITS_OWN`, and what is said of its run."""
+    fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in _ITS_OWN}
     return {
         "format": form,
         "config": json.dumps(fields, sort_keys=True),
         "provenance": json.dumps(said, sort_keys=True),
     }
+
+
+def opened(data: bytes, name: str, noun: str, remedy: str, *formats: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return an exported file's metadata and tensors.
+
+    Args:
+        data: the file.
+        name: what errors call it.
+        noun: what a file of the task holds, such as `forecaster`.
+        remedy: how errors end.
+        *formats: of a file of the task, one of them (`described`).
+
+    Raises:
+        UserError: where it is larger than any exported file, of none of these formats, or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    check_size(data, name)
+    metadata = weights.metadata(data) or {}
+    if metadata.get("format") not in formats:
+        raise UserError(f"{name}: no {noun} of this task, or not the whole file; {remedy}")
+    try:
+        return metadata, load(data)
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{name}: a damaged {noun} ({error}); {remedy}") from error
 
 
 def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> Record:

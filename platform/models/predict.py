@@ -20,7 +20,7 @@ from retable.platform.store.storage import Storage
 
 SHARE = 8
 """Files that an actor of Ray Data gets at once."""
-RECORD = "predict.json"
+_RECORD = "predict.json"
 """Says in the folder of the answers what made them."""
 
 
@@ -65,10 +65,10 @@ def predict(
     with disk_errors(str(out)):
         out.mkdir(parents=True, exist_ok=True)
     sha256 = export.keep(task, data, storage)
-    remember(out, {"task": task, "model": sha256, "options": asdict(options)})
+    _remember(out, {"task": task, "model": sha256, "options": asdict(options)})
     jobs, _, failures = plan(sources, lambda source: out / answers.target(source, options), is_newer, "answer")
     failed = []
-    for done, row in enumerate(over_actors(jobs, Answerer, task, sha256, options, storage, in_order=False), 1):
+    for done, row in enumerate(over_actors(jobs, _Answerer, task, sha256, options, storage, in_order=False), 1):
         report(done, len(jobs))
         failed += [row["failure"]] if row["failure"] else []
     return len(jobs) - len(failed), [*failures, *sorted(failed)]
@@ -86,7 +86,7 @@ def over_actors(
     return map_over(shares, actor, *given, in_order=in_order)
 
 
-class Answerer:
+class _Answerer:
     """An actor of Ray Data: holds a model, and answers the files of a block."""
 
     def __init__(self, task: str, sha256: str, options: object, storage: Storage) -> None:
@@ -201,7 +201,7 @@ def is_newer(source: Path, target: Path) -> bool:
     return target.stat().st_mtime >= source.stat().st_mtime
 
 
-def remember(out: Path, record: Mapping[str, object]) -> None:
+def _remember(out: Path, record: Mapping[str, object]) -> None:
     """Write to a folder which model and options make its answers.
 
     Raises:
@@ -209,7 +209,7 @@ def remember(out: Path, record: Mapping[str, object]) -> None:
     """
     place = Storage.open(out)
     made = json.loads(json.dumps(record))
-    if not place.exists(RECORD):
-        place.write_json(RECORD, made)
-    elif place.read_record(RECORD, {}) != made:
+    if not place.exists(_RECORD):
+        place.write_json(_RECORD, made)
+    elif place.read_record(_RECORD, {}) != made:
         raise UserError(f"{out}: holds answers of another model or with other options; choose another --out")

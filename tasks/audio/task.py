@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from retable.platform.spec.resources import Requirements, Stage
-from retable.platform.spec.table import Figure, Table, with_claims
-from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
+from retable.platform.spec.task import Dataset, KeyNumber, Task
 from retable.tasks.audio.config import Config, Pretrained, View
 from retable.tasks.audio.data import Recordings, arrays, read
 from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, validate
 from retable.tasks.audio.predict import check, evaluate, predict, shards, summarise, view_cost
 from retable.tasks.audio.prepare.prepare import describe, is_published, prepare
-
-
-def tables() -> Mapping[str, Table | Figure]:
-    """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
-    from retable.tasks.audio.claims import CLAIMS
-    from retable.tasks.audio.tables import TABLES
-
-    return with_claims(TABLES, CLAIMS)
-
-
-def scales() -> Mapping[str, Scale]:
-    """Return the sizes at which the tables are run."""
-    from retable.tasks.audio.scales import SCALES
-
-    return SCALES
 
 
 def needs(config: Config, stage: Stage) -> Requirements:
@@ -82,7 +64,5 @@ TASK = Task(
         "validation_map10",
         "validation_loss",
     ),
-    tables=tables,
-    scales=scales,
     settings=("epochs", "steps", "batch", "learning_rate", "patience"),
 )

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from retable.platform.spec.resources import Requirements, Stage
-from retable.platform.spec.table import Figure, Table, with_claims
-from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
+from retable.platform.spec.task import Dataset, KeyNumber, Task
 from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.data import arrays, check_data, open_transitions, read
 from retable.tasks.rl.learner import OfflineLearner, cost, gpu_work, group
 from retable.tasks.rl.predict import check, evaluate, predict, view_cost
 from retable.tasks.rl.prune.validate import validate
 from retable.tasks.rl.recordings.prepare import describe, is_published, prepare
-
-
-def tables() -> Mapping[str, Table | Figure]:
-    """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
-    from retable.tasks.rl import claims
-    from retable.tasks.rl.learning import claims as learning_claims
-    from retable.tasks.rl.tables import TABLES
-
-    return with_claims(TABLES, {**claims.CLAIMS, **learning_claims.CLAIMS})
-
-
-def scales() -> Mapping[str, Scale]:
-    """Return the sizes at which the tables are run."""
-    from retable.tasks.rl.scales import SCALES
-
-    return SCALES
 
 
 def needs(config: Config, stage: Stage) -> Requirements:
@@ -66,7 +47,5 @@ TASK = Task(
     view_cost=view_cost,
     check=check,
     metrics=("return", "behaviour_share", "score", "return_std", "length"),
-    tables=tables,
-    scales=scales,
     settings=("epochs", "steps"),
 )

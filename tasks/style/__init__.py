@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from retable.platform.spec.resources import Requirements, Stage
-from retable.platform.spec.table import Figure, Table, with_claims
-from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
+from retable.platform.spec.task import Dataset, KeyNumber, Task
 from retable.tasks.style.config import Config, TrainNetwork, View
 from retable.tasks.style.data import Photographs, arrays, read
 from retable.tasks.style.files.prepare import describe, is_published, prepare
 from retable.tasks.style.learner import build_learner, cost, gpu_work, keep, validate
 from retable.tasks.style.predict import evaluate, predict, view_cost
-
-
-def tables() -> Mapping[str, Table | Figure]:
-    """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
-    from retable.tasks.style.claims import CLAIMS
-    from retable.tasks.style.tables import TABLES
-
-    return with_claims(TABLES, CLAIMS)
-
-
-def scales() -> Mapping[str, Scale]:
-    """Return the sizes at which the tables are run."""
-    from retable.tasks.style.scales import SCALES
-
-    return SCALES
 
 
 def needs(config: Config, stage: Stage) -> Requirements:
@@ -63,8 +45,6 @@ TASK = Task(
     gpu_work=gpu_work,
     view_cost=view_cost,
     metrics=("style_error", "content_error", "validation_loss", "final_loss"),
-    tables=tables,
-    scales=scales,
     settings=(
         "data",
         "epochs",

@@ -15,9 +15,11 @@ from retable.platform.console import (
     Where,
     console,
     errors,
+    items,
     print_lines,
     progress_bar,
     spread,
+    whole,
 )
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
@@ -25,7 +27,7 @@ from retable.tasks.style.data_cli import DATA
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.weights import import_weights
 from retable.tasks.style.tools.pictures.judge_cli import judge
-from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result, items
+from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result
 from retable.tasks.style.tools.video.video_cli import video
 
 __all__ = ["DATA", "app"]
@@ -130,7 +132,7 @@ def compare(
     images.check_suffix(out)
     with disk_errors(str(out)):
         out.parent.mkdir(parents=True, exist_ok=True)
-    wanted = items("--epochs", epochs, int)
+    wanted = items("--epochs", epochs, whole)
     options = Options(size=size, precision=precision, device=device)
     images.write(out, batches.compare(run, photograph, wanted, options, Storage.open(storage)))
     console.print(str(out), markup=False)

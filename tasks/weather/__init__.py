@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from retable.platform.spec.resources import Requirements, Stage
-from retable.platform.spec.table import Figure, Table, with_claims
-from retable.platform.spec.task import Dataset, KeyNumber, Scale, Source, Task
+from retable.platform.spec.task import Dataset, KeyNumber, Source, Task
 from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, Swin, View
 from retable.tasks.weather.data import Windows, arrays, memory_notes, read
 from retable.tasks.weather.learner import ForecastLearner, cost, gpu_work, validate
 from retable.tasks.weather.predict import check, evaluate, predict, reads, shards, summarise, view_cost
 from retable.tasks.weather.w4c.prepare import caution, describe, holdout_notes, is_published, prepare
-
-
-def tables() -> Mapping[str, Table | Figure]:
-    """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
-    from retable.tasks.weather.claims import CLAIMS
-    from retable.tasks.weather.tables import TABLES
-
-    return with_claims(TABLES, CLAIMS)
-
-
-def scales() -> Mapping[str, Scale]:
-    """Return the sizes at which the tables are run."""
-    from retable.tasks.weather.scales import SCALES
-
-    return SCALES
 
 
 def needs(config: Config, stage: Stage) -> Requirements:
@@ -88,7 +72,5 @@ TASK = Task(
     view_cost=view_cost,
     check=check,
     metrics=("iou", "iou_batched", "pod", "far", "precision", "fss", "brier", "validation_iou", "validation_loss"),
-    tables=tables,
-    scales=scales,
     settings=("epochs", "steps", "batch", "patience", "optimizer.learning_rate", "model.checkpointing"),
 )

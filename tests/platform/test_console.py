@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from retable.platform import console as consoles
-from retable.platform.console import LeftColumn, ProgressBoard, progress_bar
+from retable.platform.console import LeftColumn, ProgressBoard, items, progress_bar, whole
 from retable.platform.errors import UserError
 from retable.platform.text import seconds_of
 
@@ -73,3 +73,23 @@ def test_without_a_terminal_work_that_is_counted_is_a_line_now_and_then(monkeypa
     assert title == "x" and len(rest) == len(lines)
     assert all(line.startswith(wanted) and "files/s" in line for line, wanted in zip(rest, lines, strict=True))
     assert not rest or ("left" in rest[0] and "left" not in rest[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "wanted"),
+    [
+        ("", str, []),
+        ("a, b,c ", str, ["a", "b", "c"]),
+        ("0.5,-1", float, [0.5, -1.0]),
+        ("3,17", whole, [3, 17]),
+        ("2019,", whole, [2019]),
+    ],
+)
+def test_a_list_with_commas_is_read(text, kind, wanted):
+    assert items("--x", text, kind) == wanted
+
+
+@pytest.mark.parametrize("word", ["20x9", "-3", "1.5", "²"])
+def test_an_item_of_another_kind_is_named_with_its_option(word):
+    with pytest.raises(UserError, match=rf"^--years 2019,{word}: '{word}' is no year; write 2019,2021$"):
+        items("--years", f"2019,{word}", whole, "year", "2019,2021")

@@ -102,6 +102,7 @@ def index_folder(dataset: Storage, name: str, **extra: Any) -> dict[str, Any]:
     info = {
         "source": "coco" if len(coco) == COCO_PHOTOGRAPHS else "folder",
         **extra,
+        "real": extra.get("source") != "generated",
         "name": name,
         "training": len(training),
         "bytes": sum(training.values()),

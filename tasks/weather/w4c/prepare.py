@@ -186,12 +186,14 @@ def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[
     files = {table: hashlib.sha256(folder.read(table)).hexdigest(), **contents["files"]}
     names = [name.split("/") for name in contents["series"]]
     tests = [rows["rain"] for name, rows in contents["series"].items() if name.endswith(("/test", "/heldout"))]
+    simulated = bool(contents["simulated_satellite"] or extra.get("simulated_satellite", False))
     info = {
         **extra,
         **contents,
         "name": name,
         "source": source,
-        "simulated_satellite": bool(contents["simulated_satellite"] or extra.get("simulated_satellite", False)),
+        "simulated_satellite": simulated,
+        "real": source != "generated" and not simulated,
         "format": "hdf5",
         "regions": sorted({region for _, region, _ in names}),
         "years": sorted({int(year) for year, _, _ in names}),
