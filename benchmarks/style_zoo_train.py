@@ -220,6 +220,7 @@ class Photographs:
         groups = [[each for each in pictures if each.shape == shape] for shape in shapes]
         self.stacks = [torch.from_numpy(np.stack(each)).permute(0, 3, 1, 2).to(device) for each in groups]
         self.odds = [len(each) / len(pictures) for each in groups]
+        self.photographs, self.landscapes = len(files), recipe.landscapes
 
     def draw(self, rng: np.random.Generator, count: int, size: int) -> Image:
         """Return crops of one shape of pictures, resized, perhaps mirrored, and made lighter or darker."""
@@ -264,7 +265,7 @@ class Training:
         """Train until the stage is done, saving now and then; return the network that the weights' mean makes.
 
         Raises:
-            UserError: where the loss is no longer finite.
+            UserError: where the loss or a weight is no longer finite; the last finite state stays in the file.
         """
         heard, before, began = Heard(self.network, self.device), self.seconds, time.monotonic()
         saved = began
@@ -308,6 +309,8 @@ class Training:
     def _save(self) -> None:
         modules = {"network": self.network, "mean": self.mean, "kept": self.kept}
         state = {name: module.state_dict() for name, module in modules.items()}
+        if not all(bool(value.isfinite().all()) for values in state.values() for value in values.values()):
+            raise UserError(f"{self.file}: the weights after step {self.steps} are not finite")
         file = io.BytesIO()
         torch.save({**state, "optimizer": self.optimizer.state_dict(), "at": (self.steps, self.seconds)}, file)
         Storage.open(self.file.parent).write(self.file.name, file.getvalue())
@@ -462,7 +465,7 @@ def train(painting: str, out: Path, shared: Path, seconds: float, steps: int, re
         made = training.run(lesson, photographs)
         kind = "-video" if stage.name.startswith("video") else ""
         past[kind].append({**asdict(stage), "steps": training.steps, "seconds": round(training.seconds)})
-        said = provenance(painting, recipe, past[kind], device)
+        said = provenance(painting, recipe, photographs, past[kind], device)
         save(copy.deepcopy(made).cpu(), out / f"{painting}{kind}.safetensors", said, half=True)
         return made
 
@@ -475,14 +478,16 @@ def train(painting: str, out: Path, shared: Path, seconds: float, steps: int, re
         trained(copy.deepcopy(large), last, partial(even, large, last.lattice), nn.Module())
 
 
-def provenance(painting: str, recipe: Recipe, past: list[dict[str, Any]], device: str) -> dict[str, Any]:
-    """Return what a network's file says of it."""
+def provenance(
+    painting: str, recipe: Recipe, pictures: Photographs, past: list[dict[str, Any]], device: str
+) -> dict[str, Any]:
+    """Return the metadata of a network's file."""
     return {
         "task": "style",
         "paintings": [painting],
         "licence": "Apache-2.0",
-        "data_description": f"{recipe.photographs} photographs of BSDS500 (training and validation) and "
-        f"{recipe.landscapes} generated landscapes",
+        "data_description": f"{pictures.photographs} photographs of BSDS500 (training and validation) and "
+        f"{pictures.landscapes} generated landscapes",
         "trained_by": f"python -m benchmarks style_zoo train {painting}",
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "steps": sum(each["steps"] for each in past),

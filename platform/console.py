@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console, RenderableType
@@ -19,6 +23,7 @@ from rich.progress import (
     ProgressColumn,
     Task,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -47,6 +52,8 @@ Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Stop downlo
 T = TypeVar("T")
 Show = Callable[[int, int], None]
 """Is told how many of how many are done."""
+EVERY = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
 ROWS = 8
 """Most running pieces of work that are shown."""
 FIRST = 0.05
@@ -57,6 +64,51 @@ def new_console(**options: Any) -> Console:
     """Return a console; where NO_COLOR is set, it writes neither colors nor bold or dim text."""
     system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(highlight=False, soft_wrap=True, color_system=system, **options)
+
+
+def spread(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that makes options of a command's parameters that are dataclasses, one of each field.
+
+    Fields named in `without`, or like one of the command's own options, keep their defaults.
+    """
+    return functools.partial(_spread, without=without)
+
+
+def _spread(command: Callable[..., None], without: Sequence[str]) -> Callable[..., None]:
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    parameters, owner = [], {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        inner = get_type_hints(groups[name], include_extras=True)
+        for one in dataclasses.fields(groups[name]):
+            if one.name not in (*hints, *without):
+                owner[one.name] = name
+                how: dict[str, Any] = {"default": one.default, "annotation": inner[one.name]}
+                parameters.append(inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, **how))
+
+    @functools.wraps(command)
+    def called(**values: Any) -> None:
+        rest = {name: value for name, value in values.items() if name not in owner}
+        made = {
+            group: kind(**{name: values[name] for name, of in owner.items() if of == group})
+            for group, kind in groups.items()
+        }
+        command(**rest, **made)
+
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del called.__wrapped__
+    return called
+
+
+class Advance(Protocol):
+    """Moves a bar: the work so far and in all (0: unknown), and what is being done, in place of the bar's title."""
+
+    def __call__(self, done: float, total: int, text: str = "", /) -> None:
+        """Move it."""
 
 
 if sys.stdout.isatty():
@@ -81,22 +133,31 @@ def quiet(loggers: Iterable[str], level: int) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(title: str, unit: str = "") -> Iterator[Show]:
-    """Show a bar while the block runs; the function given to it takes the work so far and in all.
+def progress_bar(title: str, unit: str = "") -> Iterator[Advance]:
+    """Show a bar while the block runs, which the function given to the block moves.
 
     Args:
-        title: what is done.
-        unit: what is counted, such as `files`: then the bar says how many are done each second.
+        title: what is done; empty: nothing until `advance` says it.
+        unit: what is counted, such as `files`: then the bar says how many are done each second, and where there is no
+            terminal a line does every `EVERY` seconds.
     """
-    if not console.is_interactive:
-        console.print(title)
-    columns = [*Progress.get_default_columns(), *([_RateColumn(unit)] if unit else [])]
-    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
+    if title and not console.is_interactive:
+        console.print(title, markup=False)
+    rate = [_RateColumn(unit)] if unit else []
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    started = printed = time.monotonic()
+    with Progress(*columns, *rate, console=console, transient=True, disable=not console.is_interactive) as bar:
         job = bar.add_task(title, total=None)
 
-        def advance(done: int, total: int) -> None:
-            """Move the bar."""
-            bar.update(job, completed=done, total=total)
+        def advance(done: float, total: int, text: str = "", /) -> None:
+            nonlocal printed
+            bar.update(job, completed=done, total=total or None, description=text or title)
+            now = time.monotonic()
+            if unit and bar.disable and now - printed >= EVERY:
+                printed, speed = now, max(done, 1) / max(now - started, 1e-9)
+                left = f", about {clock((total - done) / speed)} left" if total else ""
+                line = f"{title}: {done:.0f}/{total or '?'} {unit}, {speed:.1f} {unit}/s{left}"
+                console.print(line, markup=False)
 
         yield advance
 
@@ -190,7 +251,7 @@ class _RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return it; nothing until it is known."""
-        return Text(f"{task.speed:,.0f} {self._unit}/s" if task.speed else "", style="progress.data.speed")
+        return Text(f"{task.speed:,.1f} {self._unit}/s" if task.speed else "", style="progress.data.speed")
 
 
 def seconds_left(task: Task) -> float | None:

@@ -9,8 +9,8 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from inspect import Signature, signature
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,7 +27,7 @@ from retable.platform.cli.filled import FEW, print_section, print_summary, say
 from retable.platform.cli.runs import Where
 from retable.platform.commit import code_root
 from retable.platform.config import parse_set, set_line
-from retable.platform.console import console, errors, progress_bar
+from retable.platform.console import console, errors, progress_bar, spread
 from retable.platform.errors import UserError
 from retable.platform.spec import task as tasks
 from retable.platform.spec.extras import check
@@ -133,60 +133,38 @@ def options(version: Version = False) -> None:
     """Handle the options before a command."""
 
 
-def resources(
-    workers: Workers = None,
-    cpus_per_run: Cpus = None,
-    gpus_per_run: Gpus = None,
-    checkpoint_every: Every = 0,
-    stream: Stream = False,
-    read_ahead: ReadAhead = 0.0,
-    stack: Stack = 0,
-    measure_on: On = "",
-    track: Track = "",
-    deadline: Deadline = "",
-) -> Resources:
-    """Return the resources that the options ask for."""
-    from retable.platform.train import trackers
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """Options for the resources of trainings."""
 
-    trackers.prepare(track)
-    return Resources(
-        workers=workers,
-        cpus=cpus_per_run,
-        gpus=gpus_per_run,
-        checkpoint_every=checkpoint_every,
-        stream=stream,
-        read_ahead=read_ahead,
-        stack=stack,
-        measure_on=measure_on,
-        track=track,
-        **({"deadline": seconds_of(deadline, "--deadline")} if deadline else {}),
-    )
+    workers: Workers = None
+    cpus_per_run: Cpus = None
+    gpus_per_run: Gpus = None
+    checkpoint_every: Every = 0
+    stream: Stream = False
+    read_ahead: ReadAhead = 0.0
+    stack: Stack = 0
+    measure_on: On = ""
+    track: Track = ""
+    deadline: Deadline = ""
 
+    def resources(self) -> Resources:
+        """Return the resources that the options ask for."""
+        from retable.platform.train import trackers
 
-def takes_resources(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options of `resources`, except some, to a command, which gets them as `wanted`."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        options = [each for each in signature(resources, eval_str=True).parameters.values() if each.name not in without]
-        own = list(signature(command, eval_str=True).parameters.values())
-        at = [each.name for each in own].index("wanted")
-
-        parameters = [*own[:at], *options, *own[at + 1 :]]
-        shown = Signature(parameters)
-
-        def run(*values: object, **named: object) -> None:
-            bound = shown.bind(*values, **named)
-            bound.apply_defaults()
-            given = bound.arguments
-            chosen = {each.name: given.pop(each.name) for each in options}
-            command(**given, wanted=resources(**chosen))
-
-        run.__annotations__ = {each.name: each.annotation for each in parameters}
-        setattr(run, "__signature__", shown)  # noqa: B010 (functions have no such field to mypy)
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        return run
-
-    return decorate
+        trackers.prepare(self.track)
+        return Resources(
+            workers=self.workers,
+            cpus=self.cpus_per_run,
+            gpus=self.gpus_per_run,
+            checkpoint_every=self.checkpoint_every,
+            stream=self.stream,
+            read_ahead=self.read_ahead,
+            stack=self.stack,
+            measure_on=self.measure_on,
+            track=self.track,
+            **({"deadline": seconds_of(self.deadline, "--deadline")} if self.deadline else {}),
+        )
 
 
 @app.command("list")
@@ -370,7 +348,7 @@ def sent_notes(work: Plan) -> list[str]:
 
 
 @app.command()
-@takes_resources()
+@spread()
 def reproduce(
     tables: Tables = None,
     scale: ScaleName = tasks.DEFAULT_SCALE,
@@ -378,7 +356,7 @@ def reproduce(
     rows: Rows = None,
     storage: Where = "results",
     *,
-    wanted: Resources,
+    needs: Needs,
     retry_diverged: Retry = False,
     train: Annotated[
         bool, typer.Option("--train/--no-train", help="Train what is missing, or fill from finished runs alone.")
@@ -396,7 +374,7 @@ def reproduce(
     request = {"scale": scale, "set": parse_set(set or []), "rows": rows or (), "storage": storage}
     if retry_diverged and not train:
         raise UserError("--retry-diverged and --no-train are mutually exclusive; leave one out")
-    _fill_tables(tables or (), request, wanted, retry_diverged, train)
+    _fill_tables(tables or (), request, needs.resources(), retry_diverged, train)
 
 
 def _fill_tables(
@@ -432,14 +410,14 @@ def _fill_tables(
 
 
 @app.command()
-@takes_resources("stack", "measure_on", "deadline")
+@spread("stack", "measure_on", "deadline")
 def train(
     task: TaskName,
     scale: ScaleName = tasks.DEFAULT_SCALE,
     set: Set = None,
     storage: Where = "results",
     *,
-    wanted: Resources,
+    needs: Needs,
     keep: Annotated[list[int] | None, typer.Option(help="Keep the weights of this epoch; may be repeated.")] = None,
     retry_diverged: Retry = False,
 ) -> None:
@@ -452,7 +430,7 @@ def train(
         parse_set(set or []),
         scale=scale,
         storage=storage,
-        resources=wanted,
+        resources=needs.resources(),
         keep=keep or (),
         retry_diverged=retry_diverged,
     )
@@ -494,7 +472,7 @@ def score(
 
 
 @app.command()
-@takes_resources("checkpoint_every", "stack", "measure_on", "deadline")
+@spread("checkpoint_every", "stack", "measure_on", "deadline")
 def sweep(
     name: Annotated[str | None, typer.Argument(metavar="[SPACE]", help="A search space; see `retable list`.")] = None,
     space: Annotated[str | None, typer.Option(help="A Python file of your own that defines SPACE.")] = None,
@@ -503,7 +481,7 @@ def sweep(
     storage: Where = "results",
     samples: Annotated[int | None, typer.Option(help="Points to draw (default: as the space says).", min=1)] = None,
     *,
-    wanted: Resources,
+    needs: Needs,
 ) -> None:
     """Search a space with Ray Tune, or resume the search; print the winner as --set options.
 
@@ -518,7 +496,7 @@ def sweep(
         set=parse_set(set or []),
         scale=scale,
         storage=storage,
-        resources=wanted,
+        resources=needs.resources(),
         samples=samples,
         name=Path(space).stem if space else "",
     )

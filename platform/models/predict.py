@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -65,14 +66,24 @@ def predict(
         out.mkdir(parents=True, exist_ok=True)
     sha256 = export.keep(task, data, storage)
     _remember(out, {"task": task, "model": sha256, "options": asdict(options)})
-    jobs, failures = plan(sources, out, lambda source: answers.target(source, options))
+    jobs, _, failures = plan(sources, lambda source: out / answers.target(source, options), is_newer, "answer")
+    failed = []
+    for done, row in enumerate(over_actors(jobs, _Answerer, task, sha256, options, storage, in_order=False), 1):
+        report(done, len(jobs))
+        failed += [row["failure"]] if row["failure"] else []
+    return len(jobs) - len(failed), [*failures, *sorted(failed)]
+
+
+def over_actors(
+    jobs: Sequence[Job], actor: Callable[..., Any], *given: Any, in_order: bool
+) -> Iterator[Mapping[str, Any]]:
+    """Share jobs out over actors of Ray Data, which get `given`; yield the rows that these return of each job.
+
+    Every machine must see the files, under the same absolute paths.
+    """
     rows = [{"source": str(job.source.absolute()), "target": str(job.target.absolute())} for job in jobs]
     shares = [pa.Table.from_pylist(rows[start : start + SHARE]) for start in range(0, len(rows), SHARE)]
-    failed = []
-    for done, row in enumerate(map_over(shares, _Answerer, task, sha256, options, storage, in_order=False), 1):
-        report(done, len(rows))
-        failed += [row["failure"]] if row["failure"] else []
-    return len(rows) - len(failed), [*failures, *sorted(failed)]
+    return map_over(shares, actor, *given, in_order=in_order)
 
 
 class _Answerer:
@@ -156,29 +167,38 @@ def expand(inputs: Sequence[str], suffixes: Collection[str], what: str = "files"
     return list(dict.fromkeys(files)), notes
 
 
-def plan(sources: Sequence[Path], out: Path, target: Callable[[Path], str]) -> tuple[list[Job], list[str]]:
-    """Return what is to be done, and what cannot be, a line each.
+def plan(
+    sources: Sequence[Path], target_of: Callable[[Path], Path], is_done: Callable[[Path, Path], bool], what: str
+) -> tuple[list[Job], list[Path], list[str]]:
+    """Return the jobs of files in order, the targets that are done, and a line for each file that cannot be a job.
 
     Args:
         sources: files.
-        out: folder of the answers.
-        target: file -> the name of its answer.
+        target_of: file -> the file that its result is written to.
+        is_done: whether an existing target is the result of its file, and stays.
+        what: what a result is called.
     """
-    jobs: dict[Path, Path] = {}
-    failures = []
-    seen: dict[Path, Path] = {}
+    jobs, done, failures = [], [], []
+    sources_of: dict[Path, Path] = {}
     for source in sources:
-        place = out / target(source)
+        target = target_of(source)
+        first = sources_of.setdefault(target, source)
         if not source.is_file():
             failures.append(f"{source}: no such file")
-        elif place in seen:
-            failures.append(f"{source}: its answer would take the place of that of {seen[place]}; use two folders")
-        elif place.exists() and place.samefile(source):
-            failures.append(f"{source}: its answer would take its own place; choose another folder")
-        elif not place.exists() or place.stat().st_mtime < source.stat().st_mtime:
-            jobs[place] = source
-        seen.setdefault(place, source)
-    return [Job(source, place) for place, source in jobs.items()], failures
+        elif first != source:
+            failures.append(f"{source}: its {what} would take the place of that of {first}; use two folders")
+        elif target.exists() and target.samefile(source):
+            failures.append(f"{source}: its {what} would take its own place; choose another folder")
+        elif target.exists() and is_done(source, target):
+            done.append(target)
+        else:
+            jobs.append(Job(source, target))
+    return jobs, done, failures
+
+
+def is_newer(source: Path, target: Path) -> bool:
+    """Return whether a target is not older than its file."""
+    return target.stat().st_mtime >= source.stat().st_mtime
 
 
 def _remember(out: Path, record: Mapping[str, object]) -> None:

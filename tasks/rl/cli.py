@@ -61,8 +61,8 @@ def environment_name(name: str) -> str:
     """Return an environment's proper name whatever the case it is written in: hopper -> Hopper."""
     import gymnasium
 
-    known = {str(spec.name).lower(): str(spec.name) for spec in gymnasium.registry.values()}
-    return known.get(name.lower(), name)
+    names = {str(spec.name).lower(): str(spec.name) for spec in gymnasium.registry.values()}
+    return names.get(name.lower(), name)
 
 
 def _mending(mend: str) -> bool:
@@ -73,8 +73,8 @@ def _mending(mend: str) -> bool:
 
 def _tell(info: Mapping[str, Any]) -> None:
     """Print what was imported, and how it was read."""
-    said = f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions, source {info['source']}"
-    console.print(said, markup=False)
+    line = f"{info['environment']}/{info['name']}: {info['transitions']:,} transitions, source {info['source']}"
+    console.print(line, markup=False)
     for word, lines in (("mended", info.get("mended", ())), ("remark", info.get("remarks", ()))):
         print_lines(lines, f"{word}: ")
     if skipped := info.get("skipped"):
@@ -120,8 +120,8 @@ def _check_new(root: Storage, replace: bool, wanted: Published) -> None:
         UserError: then, unless it is to be replaced.
     """
     for file in wanted.files:
-        known = D4RL["files"][file.checksum.removeprefix("sha256:")]
-        data.check_new(data.folder(root, known["environment"], known["name"]), replace)
+        entry = D4RL["files"][file.checksum.removeprefix("sha256:")]
+        data.check_new(data.folder(root, entry["environment"], entry["name"]), replace)
     for below in wanted.hub.folders if wanted.hub else ():
         for environment in root.folders("data/rl"):
             target = root / f"data/rl/{environment}/minari-{below.rpartition('/')[2]}"
@@ -185,19 +185,19 @@ def check(
         folder = (given / minari.METADATA).is_file()
         named = environment_name(env) if env else None
         if folder:
-            found, remarks = minari.inspect(given, named)
+            defects, remarks = minari.inspect(given, named)
         elif given.is_dir():
-            found, remarks = data.check(given), []
+            defects, remarks = data.check(given), []
         else:
-            found, remarks = data.inspect(given, named, simulator)
+            defects, remarks = data.inspect(given, named, simulator)
         print_lines(remarks, f"{given}: remark: ")
-        whose = "" if folder or found else f" ({d4rl.published_as(given)})"
-        show_defects([(f"{given}{whose}", found)])
+        whose = "" if folder or defects else f" ({d4rl.published_as(given)})"
+        show_defects([(f"{given}{whose}", defects)])
         return
-    places = [f"data/rl/{env}/{name}" for env in root.list("data/rl") for name in root.list(f"data/rl/{env}")]
-    if not places:
+    folders = [f"data/rl/{env}/{name}" for env in root.list("data/rl") for name in root.list(f"data/rl/{env}")]
+    if not folders:
         raise UserError(f"{root}/data/rl: no data sets; `retable data make rl --env hopper` records one")
-    show_defects((root / place, data.check(root / place)) for place in places)
+    show_defects((root / below, data.check(root / below)) for below in folders)
 
 
 def convert(
@@ -316,8 +316,8 @@ def play(
         if epoch:
             raise UserError(f"{run}: a file holds one epoch's weights; leave out --epoch {epoch}")
         task = find("rl")
-        config, weights, source, own = _policy_file(Path(run).expanduser(), env)
-        view: Any = override(task.view(), {**changes, "policy": policy or own})
+        config, weights, source, written_for = _policy_file(Path(run).expanduser(), env)
+        view: Any = override(task.view(), {**changes, "policy": policy or written_for})
         console.print(f"{run}: a policy for {data.simulator(config.environment, source.info)}", markup=False)
         try:
             scores = score_weights(task, config, view, weights, source)

@@ -7,7 +7,7 @@ follows the code it builds on (continuous BCQ of Fujimoto et al. 2019; BC as in 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from retable.platform.config import added, check
 
@@ -43,21 +43,20 @@ class Scoring(Pruning):
     """Rounds in which weights are removed, a density `(1 - sparsity) ** (round / iterations)` being left after each:
     a round scores what the one before has left (iterative SNIP: de Jorge et al. 2021). The paper varied it, saw no
     gain, and gives no numbers (section 4); how its rounds went, it does not say."""
+    batch: int = 100
+    """Transitions that weights are scored on."""
+    LEAST: ClassVar[int] = 1
+    """Smallest batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self, "iterations")
+        check(self, "batch", least=self.LEAST)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snip(Scoring):
     """Keep the weights with the largest |w dL/dw| on one batch (Lee et al. 2019; equation 1)."""
-
-    batch: int = 100
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self, "batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +64,7 @@ class Grasp(Scoring):
     """Remove the weights with the largest -w (H g) on one batch of two halves (Wang et al. 2020; equation 4)."""
 
     batch: int = 200
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self, "batch", least=2)
+    LEAST: ClassVar[int] = 2
 
 
 @dataclass(frozen=True, kw_only=True)

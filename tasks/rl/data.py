@@ -217,13 +217,13 @@ def convert(
     check_new(target, replace)
     space = _space(source, info["environment"], info["simulator"])
     made = read_d4rl(source, space, skip, mending)
-    return store(made.columns, made.returns, target, info | told(made, skip))
+    return store(made.columns, made.returns, target, info | notes_of(made, skip))
 
 
-def told(made: Recording, skip: Collection[int]) -> dict[str, Any]:
+def notes_of(made: Recording, skip: Collection[int]) -> dict[str, Any]:
     """Return what `dataset.json` says of how a recording was read, where there is something to say."""
-    said = {"remarks": made.remarks, "mended": made.mended, "skipped": sorted(set(skip))}
-    return {key: value for key, value in said.items() if value}
+    remarks = {"remarks": made.remarks, "mended": made.mended, "skipped": sorted(set(skip))}
+    return {key: value for key, value in remarks.items() if value}
 
 
 def _space(source: Path, environment: str, version: str) -> Spaces:
@@ -248,11 +248,7 @@ def provenance(storage: Storage) -> dict[str, Any]:
     """
     if not storage.exists("dataset.json"):
         raise UserError(f"{storage}: no finished data set here (no dataset.json); {REMEDY}")
-    info = storage.read_json("dataset.json")
-    for key, kind in PROVENANCE.items():
-        if not isinstance(info, dict) or not isinstance(info.get(key, ...), kind):
-            raise UserError(f"{storage}/dataset.json: entry '{key}' is missing or of the wrong type; {REMEDY}")
-    return dict(info)
+    return storage.read_record("dataset.json", PROVENANCE, REMEDY)
 
 
 def inspect(
@@ -276,11 +272,11 @@ def inspect(
         environment = environment or named
         space = environment and _space(source, environment, simulator or version)
         reading = read_file(source, space or None, skip)
-        found = [*reading.defects, *end_defects(source, reading)]
+        defects = [*reading.defects, *end_defects(source, reading)]
     except UserError as error:
         return [str(error)], []
     impostors = impostor(source, sha256(source))
-    return [*found, *([f"{impostors}; download it again"] if impostors else [])], reading.remarks
+    return [*defects, *([f"{impostors}; download it again"] if impostors else [])], reading.remarks
 
 
 def check(where: Storage | Path) -> list[str]:
@@ -298,9 +294,9 @@ def check(where: Storage | Path) -> list[str]:
         table = _table(storage, info)
     except UserError as error:
         return [str(error)]
-    found = [] if _digest(storage, info) == info["digest"] else [CHANGED]
+    defects = [] if _digest(storage, info) == info["digest"] else [CHANGED]
     wrong = list(_row_defects(table, info))
-    return [f"{storage}: {line}; {REMEDY}" for line in [*found, *(wrong or _end_defects(arrays(table), info))]]
+    return [f"{storage}: {line}; {REMEDY}" for line in [*defects, *(wrong or _end_defects(arrays(table), info))]]
 
 
 def _digest(storage: Storage, info: Mapping[str, Any]) -> str:
@@ -391,13 +387,13 @@ def _read_part(storage: Storage, info: Mapping[str, Any], number: int) -> pa.Tab
 
 def arrays(table: pa.Table) -> dict[str, Array]:
     """Return the columns of an Arrow table in the internal form as arrays (N, size) and (N,), copied where need be."""
-    found = {}
+    by_name = {}
     for name in COLUMNS:
         column = table[name].combine_chunks()
         vector = pa.types.is_fixed_size_list(column.type)
         flat = column.flatten() if vector else column
-        found[name] = flat.to_numpy(zero_copy_only=False).reshape(-1, *([column.type.list_size] if vector else []))
-    return found
+        by_name[name] = flat.to_numpy(zero_copy_only=False).reshape(-1, *([column.type.list_size] if vector else []))
+    return by_name
 
 
 def some_observations(storage: Storage, info: Mapping[str, Any], count: int) -> Array:
@@ -462,8 +458,8 @@ def played_in(environment: str, recorded: str) -> str:
     """
     if recorded != "unknown":
         return {"v2": "v4"}.get(recorded, recorded)
-    known = versions(environment)
-    return known[-1] if known and "v5" not in known else "v5"
+    registered = versions(environment)
+    return registered[-1] if registered and "v5" not in registered else "v5"
 
 
 def check_data(configs: Sequence[Config], source: Source) -> Sequence[str]:
@@ -528,7 +524,7 @@ class Transitions:
         neither `start` nor the other members, and the ranks' shares joined are the batch of one worker.
 
         """
-        own = share(self.batch, rank, world)
+        rows_here = share(self.batch, rank, world)
         for block in range(start // BLOCK, -(-self.steps // BLOCK)):
             draws = [self._draw((BLOCK, self.batch), seed, BATCHES, epoch, block) for seed in self._streams]
             rows: Any = np.stack(draws)
@@ -536,7 +532,7 @@ class Transitions:
             if self._table is not None:  # one transfer for all the block's steps
                 rows, members = (torch.from_numpy(numbers).to(self._table.device) for numbers in (rows, members))
             for step in range(max(start, block * BLOCK), min(self.steps, (block + 1) * BLOCK)):
-                yield self._take(rows[:, step % BLOCK, own][members])
+                yield self._take(rows[:, step % BLOCK, rows_here][members])
 
     def sample(self, member: int, size: int) -> dict[str, torch.Tensor]:
         """Return `size` transitions for pruning a member: a batch without the members' axis, the same at each call.

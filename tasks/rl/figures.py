@@ -16,6 +16,7 @@ from retable.platform.spec.claims import mean_of
 from retable.platform.spec.table import Results
 from retable.tasks.rl.learning.readings import (
     CONTROLS,
+    DENSE_RAW,
     FORMATS,
     LEVELS,
     NAMES,
@@ -48,7 +49,7 @@ LINES: Mapping[str, Mapping[str, Any]] = {
     label("snip", 0.5): {**STYLES["snip"], "linestyle": ":"},
     label("snip", 0.9): {**STYLES["snip"], "linestyle": "--"},
     **{label(method, 0.95): style for method, style in STYLES.items()},
-    "dense, raw states": {"marker": ".", "linestyle": "-.", "fillstyle": "none"},
+    DENSE_RAW: {"marker": ".", "linestyle": "-.", "fillstyle": "none"},
     **{label(method, 0.95, "raw"): {**STYLES[method], "linestyle": "-.", "fillstyle": "none"} for method in PRUNERS},
 }
 """Rows whose learning is shown, and how they are drawn."""
@@ -89,7 +90,7 @@ def band(
 
 
 def dress(axis: Any, environment: str) -> None:
-    """Give a drawn panel the look that all have, and say its environment."""
+    """Apply the common style to a panel, and add its environment to the title."""
     axis.set_title(f"{environment}: {axis.get_title()}", fontsize=10)
     axis.grid(linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
@@ -134,9 +135,9 @@ def against_sparsity(
         seeds = [final(results, row, metric, **at) for row in rows.values()]
         band(axis, list(rows), seeds, colour, marker="o", markersize=3.5, label=f"{NAMES[policy]}, final")
         tops = {x: best(results, row, metric, **at) for x, row in rows.items()}
-        found = {x: values.mean() for x, values in tops.items() if values.size}
-        if found and len(results.axis("view.epoch")) > 1:
-            axis.plot(list(found), list(found.values()), color=colour, linestyle=":", label=f"{NAMES[policy]}, best")
+        bests = {x: values.mean() for x, values in tops.items() if values.size}
+        if bests and len(results.axis("view.epoch")) > 1:
+            axis.plot(list(bests), list(bests.values()), color=colour, linestyle=":", label=f"{NAMES[policy]}, best")
     axis.set(title=NAMES[method], xlabel="sparsity, %")
 
 
@@ -157,13 +158,13 @@ def beside_controls(
     for other, states, style in others:
         rows = {x: label(other, s, states) for x, s in zip(kept, high, strict=True)}  # some sparsities are no rows
         runs = {x: final(results, row, metric, **at) for x, row in rows.items() if row in results.replicates}
-        found = {x: (v.mean(), v.mean() - v.min(), v.max() - v.mean()) for x, v in runs.items() if v.size}
-        if found:
-            means, *whiskers = zip(*found.values(), strict=True)
+        spans = {x: (v.mean(), v.mean() - v.min(), v.max() - v.mean()) for x, v in runs.items() if v.size}
+        if spans:
+            means, *whiskers = zip(*spans.values(), strict=True)
             thin = {"linewidth": 1, "elinewidth": 0.7, "markersize": 4.5}
             name = NAMES[other] + (", raw states" if states == "raw" else "")
-            axis.errorbar(list(found), means, yerr=whiskers, label=name, **thin, **style)
-    for row, dashes in (("dense", "--"), ("dense, raw states", ":")):
+            axis.errorbar(list(spans), means, yerr=whiskers, label=name, **thin, **style)
+    for row, dashes in (("dense", "--"), (DENSE_RAW, ":")):
         dense = final(results, row, metric, **at)
         if dense.size:
             axis.axhline(dense.mean(), color=COLOURS[policy], linewidth=1, linestyle=dashes, label=row)
@@ -266,7 +267,7 @@ def draw_curves(axis: Any, results: Results, environment: str, policy: str) -> N
     for row, style in LINES.items():
         seeds = over_updates(results, row, **at).values()
         points = sorted({updates for checkpoints in seeds for updates, _ in checkpoints})
-        scores = [np.array([100 * s for found in seeds for u, s in found if u == point]) for point in points]
+        scores = [np.array([100 * s for pairs in seeds for u, s in pairs if u == point]) for point in points]
         colour = style.get("color", rcParams["text.color"])
         thin = {key: value for key, value in style.items() if key != "color"}
         band(axis, points, scores, colour, shade=0.06, markersize=4, linewidth=1.4, label=row, **thin)
@@ -280,16 +281,16 @@ def draw_curves(axis: Any, results: Results, environment: str, policy: str) -> N
 def draw_needed(axis: Any, results: Results, environment: str, policy: str) -> None:
     """Draw the updates that each seed of each row needs, hollow to the lower level, with the numbers beside them."""
     rows = [row for row in LINES if updates_needed(results, row, LEVELS[-1], environment, policy)]
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         words = []
         for level, filled in zip(LEVELS, ("none", "full"), strict=True):
             seeds = updates_needed(results, row, level, environment, policy).values()
             there = [needed.updates for needed in seeds if needed.reached]
             style = {"color": rcParams["text.color"], **LINES[row], "linestyle": "none", "fillstyle": filled}
-            axis.plot(there, [place] * len(there), **style)
+            axis.plot(there, [position] * len(there), **style)
             words.append(f"{100 * level:.0f} %: {in_words(seeds)}")
         where = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 6.5}
-        axis.text(1.02, place, "\n".join(words), **where)
+        axis.text(1.02, position, "\n".join(words), **where)
     axis.set_yticks(range(len(rows)), rows)
     axis.set(title=f"{NAMES[policy]}, updates until 50 % (hollow) and 90 % of dense", xlabel="updates")
     axis.set(xlim=(0, None), ylim=(max(len(rows), 1) - 0.5, -0.5))
@@ -305,10 +306,10 @@ def draw_critic(results: Results) -> Drawing:
     size = (1.2 + 1.7 * len(bars), 4 * len(environments))
     figure, axes = pyplot.subplots(len(environments), 1, figsize=size, squeeze=False)
     for axis, environment in zip(axes.flat, environments, strict=True):
-        for place, (row, data) in enumerate(bars):
+        for position, (row, data) in enumerate(bars):
             gaps = 100 * policy_gaps(results, row, environment, data)
             if len(gaps):
-                mark_gaps(axis, place, gaps, STYLES["snip"]["color"] if row != "dense" else rcParams["text.color"])
+                mark_gaps(axis, position, gaps, STYLES["snip"]["color"] if row != "dense" else rcParams["text.color"])
         axis.axhline(0, color=rcParams["text.color"], linewidth=0.8)
         axis.set_xticks(range(len(bars)), [f"{row}\n{data.removeprefix('d4rl-')}" for row, data in bars])
         axis.set(title="BCQ minus BC", xlim=(-0.5, len(bars) - 0.2), ylabel="of the behaviour's return, %")
@@ -317,12 +318,12 @@ def draw_critic(results: Results) -> Drawing:
     return figure
 
 
-def mark_gaps(axis: Any, place: int, gaps: Array, colour: str) -> None:
+def mark_gaps(axis: Any, position: int, gaps: Array, colour: str) -> None:
     """Draw the gaps of one row's seeds, and beside them their mean, its interval and these numbers."""
-    found = mean_of([gaps], form="+.0f")
-    axis.plot([place] * len(gaps), gaps, "o", color=colour, markersize=4, fillstyle="none")
-    reach = [[found.value - found.low], [found.high - found.value]]
-    axis.errorbar([place + 0.12], [found.value], yerr=reach, fmt="D", color=colour, markersize=5, capsize=3)
+    estimate = mean_of([gaps], form="+.0f")
+    axis.plot([position] * len(gaps), gaps, "o", color=colour, markersize=4, fillstyle="none")
+    reach = [[estimate.value - estimate.low], [estimate.high - estimate.value]]
+    axis.errorbar([position + 0.12], [estimate.value], yerr=reach, fmt="D", color=colour, markersize=5, capsize=3)
     axis.annotate(
-        str(found), (place + 0.12, found.value), (7, 0), textcoords="offset points", fontsize=7.5, va="center"
+        str(estimate), (position + 0.12, estimate.value), (7, 0), textcoords="offset points", fontsize=7.5, va="center"
     )

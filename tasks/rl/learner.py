@@ -71,7 +71,7 @@ class Data(Protocol):
 
 
 def group(config: Config) -> Hashable:
-    """Give the key of configs that can train as one stack: they differ in seed and pruning only.
+    """Return the key of configs that can train as one stack: they differ in seed and pruning only.
 
     `SmallDense` keeps its sparsity, which sets the shapes.
     """
@@ -132,7 +132,7 @@ class Replay:
         self._outputs: dict[str, Tensor] = {}
 
     def __call__(self, function: Callable[[Batch], dict[str, Tensor]], inputs: Batch) -> dict[str, Tensor]:
-        """Give what the function gives, in tensors of its own."""
+        """Return the function's outputs, in tensors of their own."""
         self._calls += 1
         if self._calls <= self.WARM_UP:
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -178,8 +178,8 @@ class OfflineLearner:
         self.zero_scores: list[dict[str, float]] = [{} for _ in configs]
         if not all(dense(member) for member in configs):
             # On the CPU, before the move: the masks must not depend on the device's arithmetic.
-            found, self.zero_scores = masks(configs, self.networks, data.sample)
-            _set_masks(self.networks, found)
+            pruning_masks, self.zero_scores = masks(configs, self.networks, data.sample)
+            _set_masks(self.networks, pruning_masks)
             if len(configs) == 1 and worker.world == 1 and self._device.type == "cpu":
                 worker.note(choose(layers(self.networks)))
         self.networks.to(self._device)
@@ -263,7 +263,7 @@ class OfflineLearner:
                 torch._foreach_lerp_(*values, self._algorithm.target_rate)
 
     def state_dict(self) -> list[State]:
-        """Give one state per member, on the CPU: tensors and plain Python only, for `torch.load(weights_only=True)`.
+        """Return one state per member, on the CPU: tensors and plain Python only, for `torch.load(weights_only=True)`.
 
         `weights`, `targets` and `masks` (pruned members only) are flat, "actor.l1.weight" (out, in), the layout of
         ordinary linear layers; `weights` also has what states are standardized by (`states.py`); `optimizer` has
@@ -277,16 +277,16 @@ class OfflineLearner:
                 for kind, tensor in trained.optimizer.state[value].items():
                     dense_tensor = tensor if kind == "step" else whole(trained.network, name, tensor)
                     optimizer[kind][f"{network}.{name}"] = dense_tensor.cpu()
-        found = masks_of(layers(networks))
+        masks_by_name = masks_of(layers(networks))
         return [
             {
                 "weights": unstack(networks, member) | self._statistics,
                 "targets": unstack(targets, member),
                 "optimizer": {
-                    kind: {name: (value if kind == "step" else value[member]).clone() for name, value in own.items()}
-                    for kind, own in optimizer.items()
+                    kind: {name: (value if kind == "step" else value[member]).clone() for name, value in parts.items()}
+                    for kind, parts in optimizer.items()
                 },
-                "masks": {} if dense(config) else {name: mask[member].clone() for name, mask in found.items()},
+                "masks": {} if dense(config) else {name: mask[member].clone() for name, mask in masks_by_name.items()},
                 "updates": self.updates,
             }
             for member, config in enumerate(self.configs)
@@ -308,17 +308,17 @@ class OfflineLearner:
             load(self.targets, member, state["targets"])
             for network, trained in self._trained.items():
                 for name, value in trained.network.named_parameters():
-                    own, key = trained.optimizer.state[value], f"{network}.{name}"
+                    moments, key = trained.optimizer.state[value], f"{network}.{name}"
                     for moment in MOMENTS:
                         values = own_values(trained.network, name, state["optimizer"][moment][key])
-                        own[moment].resize_(len(states), *values.shape)[member].copy_(values)
-                    own["step"].copy_(state["optimizer"]["step"][key])
+                        moments[moment].resize_(len(states), *values.shape)[member].copy_(values)
+                    moments["step"].copy_(state["optimizer"]["step"][key])
         self.updates = states[0]["updates"]
 
     def _load_masks(self, member: int, state: State) -> None:
         """Take over a member's masks, of online and target networks, after checking the weights against them."""
-        own = {f"{name}.weight" for name, layer in layers(self.networks).items()}
-        if set(state["masks"]) != (set() if dense(self.configs[member]) else own):
+        expected = {f"{name}.weight" for name, layer in layers(self.networks).items()}
+        if set(state["masks"]) != (set() if dense(self.configs[member]) else expected):
             raise ValueError(f"the masks of member {member} do not fit its config")
         for part in ("weights", "targets"):
             for name, mask in state["masks"].items():
@@ -334,9 +334,9 @@ class OfflineLearner:
 
 
 @torch.no_grad()
-def _set_masks(networks: nn.Module, found: Masks) -> None:
+def _set_masks(networks: nn.Module, masks_by_network: Masks) -> None:
     """Prune: zero the weights that are masked and keep the masks beside them."""
-    for network, by_layer in found.items():
+    for network, by_layer in masks_by_network.items():
         for name, layer in layers(networks.get_submodule(network)).items():
             layer.mask = by_layer[name]
             layer.weight.masked_fill_(~layer.mask, 0)

@@ -144,7 +144,7 @@ def critic_loss(
 def actor_loss(
     actor: nn.Module, critic: Critic, vae: Vae, batch: Batch, latents: Float[Tensor, "member batch latent"]
 ) -> Float[Tensor, " member"]:
-    """Give -mean Q1(s, actor(s, decoder sample)).
+    """Return -mean Q1(s, actor(s, decoder sample)).
 
     Deviation: the decoder runs without gradients; the reference computes and then discards them.
     """

@@ -25,8 +25,8 @@ def references(environment: str, info: Mapping[str, Any]) -> tuple[float, float]
     if "reference" in info:
         low, high = info["reference"]
         return low, high
-    known = None if info.get("settings") else D4RL["references"].get(environment)
-    return known and (known["ref_min"], known["ref_max"])
+    entry = None if info.get("settings") else D4RL["references"].get(environment)
+    return entry and (entry["ref_min"], entry["ref_max"])
 
 
 def is_reference(scores: Any) -> bool:

@@ -119,7 +119,7 @@ class Critic(nn.Module):
     def q1(
         self, observations: Float[Tensor, "member batch state"], actions: Float[Tensor, "member batch action"]
     ) -> Float[Tensor, "member batch 1"]:
-        """Give the first head's value, the one that the actor climbs and that chooses among candidates."""
+        """Return the first head's value, the one that the actor climbs and that chooses among candidates."""
         hidden = torch.relu(self.l1(torch.cat((observations, actions), 2)))
         value: Tensor = self.l3(torch.relu(self.l2(hidden)))
         return value
@@ -127,7 +127,7 @@ class Critic(nn.Module):
     def forward(
         self, observations: Float[Tensor, "member batch state"], actions: Float[Tensor, "member batch action"]
     ) -> tuple[Float[Tensor, "member batch 1"], Float[Tensor, "member batch 1"]]:
-        """Give both heads' values."""
+        """Return both heads' values."""
         hidden = torch.relu(self.l4(torch.cat((observations, actions), 2)))
         return self.q1(observations, actions), self.l6(torch.relu(self.l5(hidden)))
 
@@ -169,7 +169,7 @@ class Vae(nn.Module):
     ) -> tuple[
         Float[Tensor, "member batch action"], Float[Tensor, "member batch latent"], Float[Tensor, "member batch latent"]
     ]:
-        """Give the reconstruction from z = mean + std * noise, the mean, and the clamped logarithm of std."""
+        """Return the reconstruction from z = mean + std * noise, the mean, and the clamped logarithm of std."""
         hidden = torch.relu(self.e2(torch.relu(self.e1(torch.cat((observations, actions), 2)))))
         mean, log_std = self.mean(hidden), self.log_std(hidden).clamp(*LOG_STD_RANGE)
         return self.decode(observations, mean + log_std.exp() * noise), mean, log_std
@@ -188,7 +188,7 @@ class Networks(nn.Module):
 
 
 def layers(module: nn.Module) -> dict[str, StackedLinear]:
-    """Give the layers below `module` by name, in the order in which they were made."""
+    """Return the layers below `module` by name, in the order in which they were made."""
     return {name: child for name, child in module.named_modules() if isinstance(child, StackedLinear)}
 
 
@@ -205,7 +205,7 @@ def weight_count(network: str, states: int, actions: int, hidden: tuple[int, int
 
 
 def widths(config: Config, network: str, states: int, actions: int) -> tuple[int, int]:
-    """Give the hidden widths of the network `vae`, `actor` or `critic`.
+    """Return the hidden widths of the network `vae`, `actor` or `critic`.
 
     `SmallDense` scales both by one factor, up to rounding, chosen so that the number of weights is the closest to (1 -
     sparsity) N of the full network. At very high sparsities the narrowest network, one unit wide, may still be too

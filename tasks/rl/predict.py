@@ -85,17 +85,17 @@ def evaluate(
     """
     played, info = summaries["all"], source.info
     returns = played["returns"]
-    found = {
+    metrics = {
         "return": float(returns.mean()),
         "return_std": float(returns.std()),
         "length": float(played["lengths"].mean()),
     }
     if info["behaviour_return"] > 0:
-        found["behaviour_share"] = float(returns.mean() / info["behaviour_return"])
+        metrics["behaviour_share"] = float(returns.mean() / info["behaviour_return"])
     if "moved" in played:
-        found["action_difference"] = float(played["moved"].mean())
+        metrics["action_difference"] = float(played["moved"].mean())
     scores = normalised_score(config.environment, returns, info)
-    return found if scores is None else {**found, "score": float(scores.mean())}
+    return metrics if scores is None else {**metrics, "score": float(scores.mean())}
 
 
 def view_cost(config: Config, view: View) -> float:

@@ -16,6 +16,7 @@ from retable.platform.spec.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.rl import figures
 from retable.tasks.rl.formats.compact import Precision
 from retable.tasks.rl.formats.sizes import COMPACT
+from retable.tasks.rl.learning import readings
 from retable.tasks.rl.learning.readings import CONTROLS, METHODS, NETWORKS, label
 from retable.tasks.rl.learning.readings import FORMATS as FORMAT_NAMES
 from retable.tasks.rl.learning.timing import speed
@@ -36,7 +37,7 @@ EPOCHS = tuple(range(20, 201, 20))
 UNTRAINED: Mapping[str, object] = {"epochs": 1, "steps": 1}
 """What has no need of training: masks, and with them the bytes of files, are settled before the first update."""
 DENSE = Row(label="dense", overrides={"prune": "dense"}, view={})
-DENSE_RAW = Row(label="dense, raw states", overrides={"prune": "dense", "states": "raw"}, view={})
+DENSE_RAW = Row(label=readings.DENSE_RAW, overrides={"prune": "dense", "states": "raw"}, view={})
 """What raw states cost without pruning."""
 
 
@@ -96,10 +97,10 @@ def ablation_rows() -> dict[tuple[str, str], Row]:
     """Return the rows of networks pruned one at a time: (environment, what is pruned) -> row."""
     rows = {}
     for environment in ABLATED:
-        own: dict[str, object] = {"environment": environment}
-        rows[environment, "none"] = Row(label=f"{environment}: dense", overrides={**own, "prune": "dense"}, view={})
+        fixed: dict[str, object] = {"environment": environment}
+        rows[environment, "none"] = Row(label=f"{environment}: dense", overrides={**fixed, "prune": "dense"}, view={})
         for networks, title in PRUNED_PARTS.items():
-            overrides = {**own, **SNIP_95, "prune.networks": networks}
+            overrides = {**fixed, **SNIP_95, "prune.networks": networks}
             rows[environment, networks] = Row(label=f"{environment}: {title}", overrides=overrides, view={})
     return rows
 
@@ -119,7 +120,7 @@ DIAGNOSTICS = [
 
 def diagnostics() -> Table:
     """Return what each method leaves connected, network by network; it needs no training beyond the figures' runs."""
-    masks = [pruned(*each) for each in itertools.product(("snip", "grasp", "random", "magnitude", "erk"), (0.95, 0.99))]
+    masks = [pruned(*pair) for pair in itertools.product(("snip", "grasp", "random", "magnitude", "erk"), (0.95, 0.99))]
     masks += [pruned(method, 0.95, "raw") for method in ("snip", "grasp")]
     rows = [
         Row(
@@ -161,12 +162,12 @@ def rounded_policies() -> dict[tuple[str, Precision], Row]:
     """
     rows = {}
     networks: dict[str, dict[str, object]] = {"": SNIP_95, "dense ": {"prune": "dense"}}
-    for (kind, own), policy, (form, precision) in itertools.product(networks.items(), ("bcq", "bc"), COMPACT.items()):
+    for (kind, prune), policy, (form, precision) in itertools.product(networks.items(), ("bcq", "bc"), COMPACT.items()):
         name, what = f"{policy.upper()}'s {kind}policy", f"deployable_{policy}/{form}"
         metrics = {"all": f"bytes/{what}", "times smaller": f"smaller/{what}", "return, %": "behaviour_share"}
         metrics |= {} if precision == "float32" else {"actions move by": "action_difference"}
         view = {"policy": policy, "precision": precision}
-        rows[name, precision] = Row(label=f"{name}, {precision}", overrides=own, metrics=metrics, view=view)
+        rows[name, precision] = Row(label=f"{name}, {precision}", overrides=prune, metrics=metrics, view=view)
     return rows
 
 

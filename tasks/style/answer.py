@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from retable.platform.errors import UserError
+from retable.platform.models.predict import Job
 from retable.tasks.style.export import Exported
 from retable.tasks.style.files.images import FORMATS
+from retable.tasks.style.files.images import SUFFIXES as SUFFIXES
 from retable.tasks.style.tools.pictures import stylise
-from retable.tasks.style.tools.pictures.batches import SUFFIXES as SUFFIXES
-from retable.tasks.style.tools.pictures.batches import Job, nothing, stylise_jobs
+from retable.tasks.style.tools.pictures.batches import nothing, stylise_jobs
 from retable.tasks.style.tools.pictures.stylise import NetworkStyle
 
 

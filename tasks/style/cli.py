@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retable.platform.console import Device, Epoch, Licence, Run, Where, console, errors, items, print_lines, whole
+from retable.platform.console import (
+    Device,
+    Epoch,
+    Licence,
+    Run,
+    Where,
+    console,
+    errors,
+    items,
+    print_lines,
+    progress_bar,
+    spread,
+    whole,
+)
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
 from retable.tasks.style.data_cli import DATA
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.weights import import_weights
 from retable.tasks.style.tools.pictures.judge_cli import judge
-from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result, spread
+from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result
 from retable.tasks.style.tools.video.video_cli import video
 
 __all__ = ["DATA", "app"]
@@ -32,7 +42,7 @@ app.command("judge")(judge)
 
 
 @app.command()
-@spread
+@spread()
 def image(
     inputs: Annotated[list[str], typer.Argument(help="Photographs, folders, or patterns such as 'holiday/*.jpg'.")],
     style: Annotated[
@@ -76,7 +86,7 @@ def image(
     )
     where = Storage.open(storage)
     made = failed = 0
-    with work_bar() as report:
+    with progress_bar("") as report:
         for outcome in stylise_files(
             inputs,
             style,
@@ -99,20 +109,6 @@ def image(
     if failed:
         console.print(f"{made} stylised, {failed} failed")
         raise typer.Exit(1)
-
-
-@contextmanager
-def work_bar() -> Iterator[Callable[[float, int, str], None]]:
-    """Show a bar with what is being done; the function given to the block takes work done, work in all, and that."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
-        job = bar.add_task("", total=None)
-
-        def report(done: float, total: int, text: str) -> None:
-            """Move the bar."""
-            bar.update(job, completed=done, total=total, description=text)
-
-        yield report
 
 
 @app.command()
@@ -184,14 +180,13 @@ def distil(
     """
     from retable.platform.models.predict import expand
     from retable.tasks.style.tools.distil import distil as train
-    from retable.tasks.style.tools.pictures.batches import SUFFIXES
 
-    found, notes = expand(photographs, SUFFIXES, "pictures")
+    files, notes = expand(photographs, images.SUFFIXES, "pictures")
     print_lines(notes)
-    with disk_errors(str(file)), work_bar() as report:
+    with disk_errors(str(file)), progress_bar("") as report:
         where = Storage.open(storage)
         data = train(
-            found, teacher, steps, where, lambda done, left: report(done, steps, f"unexplained {left:.3f}"), network
+            files, teacher, steps, where, lambda done, left: report(done, steps, f"unexplained {left:.3f}"), network
         )
         Storage.open(file.absolute().parent).write(file.name, data)
     console.print(str(file), markup=False)

@@ -25,8 +25,8 @@ Criterion = Literal["mse", "l1", "smooth_l1", "huber"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vgg19:
-    """VGG-19 (Simonyan and Zisserman 2015): the paper's backbone of version 1."""
+class Classifier:
+    """What all backbones have in common."""
 
     weights: str = "imagenet"
     """imagenet: torchvision's; small: half the filters up to relu3_1, trained to see as VGG-19 does, a file that comes
@@ -38,30 +38,23 @@ class Vgg19:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vgg16:
+class Vgg19(Classifier):
+    """VGG-19 (Simonyan and Zisserman 2015): the paper's backbone of version 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vgg16(Classifier):
     """VGG-16: the paper's loss network of version 2, and the backbone of its optimizers' comparison."""
 
-    weights: str = "imagenet"
-    pooling: Literal["average", "max"] = "average"
-    normalise: bool = True
-
 
 @dataclass(frozen=True, kw_only=True)
-class Alexnet:
+class Alexnet(Classifier):
     """AlexNet (Krizhevsky 2014): five convolutions, a stage each."""
 
-    weights: str = "imagenet"
-    pooling: Literal["average", "max"] = "average"
-    normalise: bool = True
-
 
 @dataclass(frozen=True, kw_only=True)
-class Squeezenet:
+class Squeezenet(Classifier):
     """SqueezeNet 1.0 (Iandola et al. 2016)."""
-
-    weights: str = "imagenet"
-    pooling: Literal["average", "max"] = "average"
-    normalise: bool = True
 
 
 Backbone = Vgg19 | Vgg16 | Alexnet | Squeezenet

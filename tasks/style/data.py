@@ -57,7 +57,7 @@ THREADS = 8
 
 
 def is_picture(path: str) -> bool:
-    """Say whether a file's name is that of a picture."""
+    """Return whether a file name has the suffix of a picture."""
     return PurePosixPath(path).suffix.lower() in SUFFIXES
 
 
@@ -70,8 +70,8 @@ def files_below(folder: Storage, path: str = "") -> dict[str, int]:
     with disk_errors(f"{folder}/{path}"):
         infos = folder.retried(path, lambda: folder.filesystem.get_file_info(selector))
     start = len(folder.root) + 1
-    found = {info.path[start:]: int(info.size) for info in infos if info.type == fs.FileType.File}
-    return {name: found[name] for name in sorted(found) if not any(part[0] == "." for part in name.split("/"))}
+    files = {info.path[start:]: int(info.size) for info in infos if info.type == fs.FileType.File}
+    return {name: files[name] for name in sorted(files) if not any(part[0] == "." for part in name.split("/"))}
 
 
 def pictures_below(folder: Storage, path: str = "") -> dict[str, int]:
@@ -104,8 +104,8 @@ def training_files(folder: Storage) -> dict[str, int | None]:
 
     """
     table = read_index(folder)
-    known = table["crc32"].to_pylist() if "crc32" in table.column_names else [None] * len(table)
-    return dict(zip(table["path"].to_pylist(), known, strict=True))
+    crc32 = table["crc32"].to_pylist() if "crc32" in table.column_names else [None] * len(table)
+    return dict(zip(table["path"].to_pylist(), crc32, strict=True))
 
 
 def threaded(function: Callable[[Any], Any], items: Iterable[Any], ahead: int = 2 * THREADS) -> Iterator[Any]:
@@ -134,9 +134,9 @@ def read(folder: Storage) -> ray.data.Dataset:
 def read_files(block: pa.Table, folder: Storage) -> pa.Table:
     """Read some files, in a task of Ray Data."""
     files = zip(block["paths"][0].as_py(), block["crc32"][0].as_py(), strict=True)
-    found = [np.frombuffer(data, np.uint8) for data in threaded(lambda file: _bytes(folder, *file), files)]
-    sizes = np.array([len(data) for data in found], np.int64)
-    return encode(block["number"][0].as_py(), {"bytes": np.concatenate(found), "sizes": sizes})
+    contents = [np.frombuffer(data, np.uint8) for data in threaded(lambda file: _bytes(folder, *file), files)]
+    sizes = np.array([len(data) for data in contents], np.int64)
+    return encode(block["number"][0].as_py(), {"bytes": np.concatenate(contents), "sizes": sizes})
 
 
 def arrays(table: pa.Table) -> dict[str, Array]:
@@ -213,11 +213,11 @@ def prepare_picture(
 
 def pictures_at(positions: Array, count: int, seed: int) -> Array:
     """Return which of `count` pictures stands at each of some positions, int64 (...), of the endless order."""
-    passes, found = positions // count, np.empty_like(positions)
+    passes, numbers = positions // count, np.empty_like(positions)
     for number in np.unique(passes).tolist():
         here = passes == number
-        found[here] = generator(seed, ORDER, number).permutation(count)[positions[here] % count]
-    return found
+        numbers[here] = generator(seed, ORDER, number).permutation(count)[positions[here] % count]
+    return numbers
 
 
 def fetch(piece: Mapping[str, Any], folder: Storage, size: int) -> dict[str, Array]:
@@ -270,14 +270,14 @@ class Photographs:
         method = self.config.method
         if not isinstance(method, TrainNetwork):
             return iter([None] * (self.steps - start))
-        own = share(self.batch, rank, world)
+        part = share(self.batch, rank, world)
         first, last = (epoch * self.steps + step for step in (start, self.steps))
-        positions = np.arange(first * self.batch, last * self.batch).reshape(-1, self.batch)[:, own]
+        positions = np.arange(first * self.batch, last * self.batch).reshape(-1, self.batch)[:, part]
         return self._streamed(positions, method) if self._columns is None else self._decoded(positions, method)
 
     def _keys(self, positions: Array, method: TrainNetwork) -> list[tuple[int, int] | None]:
         random = method.crop == "random"
-        return [(self.config.seed, place) if random else None for place in positions.ravel().tolist()]
+        return [(self.config.seed, position) if random else None for position in positions.ravel().tolist()]
 
     def _decoded(self, positions: Array, method: TrainNetwork) -> Iterator[Tensor]:
         """Yield batches of pictures whose files are in memory."""
@@ -308,9 +308,9 @@ class Photographs:
             for step in range(0, len(positions), steps)
         ]
         for piece in stream(pieces, partial(fetch, folder=self.source.folder, size=method.size)):
-            found = piece["images"]
-            for start in range(0, len(found), rows):
-                yield torch.from_numpy(found[start : start + rows].copy())  # a stream's arrays are shared memory
+            pictures = piece["images"]
+            for start in range(0, len(pictures), rows):
+                yield torch.from_numpy(pictures[start : start + rows].copy())  # a stream's arrays are shared memory
 
     def painting(self, name: str) -> UInt8[np.ndarray, "height width 3"]:
         """Return a painting by name; see `painting`."""
@@ -377,8 +377,8 @@ def _picture(source: Source, where: str | Path) -> Array:
     if isinstance(where, Path):
         return images.read(where).pixels
     with source.folder.local(where) as path:
-        known = source.info.get("crc32", {}).get(where)
-        if known not in (None, zlib.crc32(path.read_bytes())):
+        crc32 = source.info.get("crc32", {}).get(where)
+        if crc32 not in (None, zlib.crc32(path.read_bytes())):
             again = "put it back, or remove dataset.json, and the files are indexed again"
             raise UserError(f"{source.folder}/{where}: not the file that was indexed (checksum); {again}")
         return images.read(path).pixels

@@ -18,7 +18,7 @@ from retable.platform.console import (
     show_checked,
 )
 from retable.platform.errors import UserError
-from retable.platform.spec.task import data_sets
+from retable.platform.spec.task import data_folder, data_sets
 from retable.platform.store.storage import Storage
 from retable.tasks.style.files.check import check as check_folder
 from retable.tasks.style.files.prepare import (
@@ -29,7 +29,6 @@ from retable.tasks.style.files.prepare import (
     index_folder,
     make_generated,
 )
-from retable.tasks.style.files.prepare import folder as data_folder
 
 if TYPE_CHECKING:
     from retable.platform.store.download import Published
@@ -52,14 +51,14 @@ def fetch(
     from retable.platform.store import download
 
     def folder(wanted: Published) -> Path:
-        place = data_folder(Storage.open(storage), wanted.name)
+        place = data_folder(Storage.open(storage), "style", wanted.name)
         if not place.is_local:
             raise UserError(f"{place}: fetch to a local --storage, then copy it")
         return Path(place.root)
 
     published, names = download.read_published(SOURCES), [name] if name else []
     for _ in download.fetch_by_name(published, names, folder, yes=yes, mirror=mirror, limit=limit):
-        place = data_folder(Storage.open(storage), name)
+        place = data_folder(Storage.open(storage), "style", name)
         console.print(f"{place}: {describe(index_folder(place, name))}", markup=False)
         console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 
@@ -76,8 +75,8 @@ def make(
     """
     if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
         raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
-    place = data_folder(Storage.open(storage), name)
-    console.print(f"{place}: {describe(make_generated(place, name, photographs, seed))}", markup=False)
+    target = data_folder(Storage.open(storage), "style", name)
+    console.print(f"{target}: {describe(make_generated(target, name, photographs, seed))}", markup=False)
 
 
 def check(
@@ -106,10 +105,10 @@ def import_(
 
     Example: `retable data import style ~/Pictures --name mine`
     """
-    place = data_folder(Storage.open(storage), name)
-    info = import_folder(folder, place, name, test, every)
+    target = data_folder(Storage.open(storage), "style", name)
+    info = import_folder(folder, target, name, test, every)
     print_lines(info["left_out"], "left out: ")
-    console.print(f"{place}: {describe(info)}, {len(info['test'])} for tests", markup=False)
+    console.print(f"{target}: {describe(info)}, {len(info['test'])} for tests", markup=False)
     console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 
 

@@ -104,8 +104,8 @@ def show(axis: Any, panel: Panel | None, inches: float) -> None:
 def draw_versions(results: Results) -> Drawing:
     """Draw figure 1: photograph, painting, version 1 and version 2, a photograph a line."""
     lines: list[list[Panel | None]] = []
-    found = [rows[0] for rows in results.replicates.values() if rows]
-    for name in dict.fromkeys(photograph_of(replicate) for replicate in found):
+    replicates = [rows[0] for rows in results.replicates.values() if rows]
+    for name in dict.fromkeys(photograph_of(replicate) for replicate in replicates):
         versions = {version: results.select(of_photograph(version, name)) for version in (VERSION1, VERSION2)}
         (first, *_) = [rows[0] for rows in versions.values() if rows]
         made = [result(rows[0], version) if rows else None for version, rows in versions.items()]
@@ -119,18 +119,18 @@ def draw_pictures(results: Results) -> Drawing:
     lines: list[list[Panel | None]] = []
     for name in results.axis("method.content"):
         rows = {label: results.select(label, **{"method.content": name}) for label in labels}
-        there = [found[0] for found in rows.values() if found]
-        made = [result(found[0], label) if found else None for label, found in rows.items()]
+        there = [selected[0] for selected in rows.values() if selected]
+        made = [result(selected[0], label) if selected else None for label, selected in rows.items()]
         lines.append([*sources(there[0]), *made])
     return draw_lines(lines)
 
 
 def draw_paintings(results: Results) -> Drawing:
     """Draw figure 7: the photograph and the paintings above, the results below the paintings."""
-    found = {label: rows[0] for label, rows in results.replicates.items() if rows}
-    photograph = sources(next(iter(found.values())))[0]
-    above: list[Panel | None] = [Panel(label, sources(replicate)[1].pixels) for label, replicate in found.items()]
-    below: list[Panel | None] = [result(replicate, label) for label, replicate in found.items()]
+    replicates = {label: rows[0] for label, rows in results.replicates.items() if rows}
+    photograph = sources(next(iter(replicates.values())))[0]
+    above: list[Panel | None] = [Panel(label, sources(replicate)[1].pixels) for label, replicate in replicates.items()]
+    below: list[Panel | None] = [result(replicate, label) for label, replicate in replicates.items()]
     return draw_lines([[photograph, *above], [None, *below]])
 
 
@@ -145,7 +145,7 @@ def draw_large(results: Results) -> Drawing:
     top, left = (height - tall) // 2, (width - wide) // 2
     piece = (slice(top, top + tall), slice(left, left + wide))
     sized = Panel(f"{photograph.caption}, {width} x {height} pixels", photograph.pixels)
-    pieces = [Panel(f"its middle, {wide} x {tall} pixels", each.pixels[piece]) for each in (photograph, made)]
+    pieces = [Panel(f"its middle, {wide} x {tall} pixels", panel.pixels[piece]) for panel in (photograph, made)]
     drawing = draw_lines([[sized, made, painting], [*pieces, None]])
     for axis in drawing.axes[:2]:
         axis.add_patch(Rectangle((left, top), wide, tall, fill=False, edgecolor="white", linewidth=1))
@@ -162,9 +162,9 @@ def draw_losses(results: Results, relative: bool) -> Drawing:
     """Draw figures 2 and 5: the loss over evaluations, on a logarithmic axis; the first photograph thick."""
     drawing = Drawing(figsize=(7.5, 4), layout="constrained")
     axis = drawing.subplots()
-    found = {label: rows for label, rows in results.replicates.items() if rows}
+    drawn = {label: rows for label, rows in results.replicates.items() if rows}
     first = results.axis("method.content")[0]
-    for (label, rows), colour in zip(found.items(), COLOURS, strict=False):
+    for (label, rows), colour in zip(drawn.items(), COLOURS, strict=False):
         for replicate in rows:
             losses = losses_of(replicate, relative)
             shown = np.where(np.isfinite(losses) & (losses > 0), losses, np.nan)  # a run that broke off has a gap

@@ -85,8 +85,8 @@ class ImageLearner:
 
     def step(self, batch: None) -> dict[str, Tensor]:
         """Evaluate the losses once and move the image; return `loss`, `content_loss` and `style_loss`, shape (1,)."""
-        found = self.optimisation.step()
-        return {"loss": found.total, "content_loss": found.content, "style_loss": found.style}
+        parts = self.optimisation.step()
+        return {"loss": parts.total, "content_loss": parts.content, "style_loss": parts.style}
 
     def validate(self) -> dict[str, float]:
         """Return the losses of the last evaluation that a line search did not reject, and keep a picture."""
@@ -128,19 +128,19 @@ class NetworkLearner:
         self.last: Tensor | None = None
         self.steps = 0
         """Updates so far."""
-        self.said = torch.zeros(1)
+        self.output = torch.zeros(1)
         self.network.layers[-1].convolution.register_forward_hook(self._listen)  # type: ignore[union-attr]
         self.residual: list[Tensor] = []
         for layer in layers(self.network):
             if layer.residual and layer.norm is not None and self.method.spike_weight:
                 layer.norm.register_forward_pre_hook(self._listen_before)
 
-    def _listen(self, layer: nn.Module, inputs: Any, said: Tensor) -> None:
-        """Keep what the last layer says, before it becomes colours."""
-        self.said = said
+    def _listen(self, layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        """Store the output of the last layer before the final activation."""
+        self.output = output
 
     def _listen_before(self, norm: nn.Module, inputs: tuple[Tensor]) -> None:
-        """Keep what a residual layer says, before it is normalized."""
+        """Store the output of a residual layer before its normalization."""
         self.residual.append(inputs[0])
 
     def step(self, batch: Tensor) -> dict[str, Tensor]:
@@ -153,16 +153,16 @@ class NetworkLearner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.config, self.method, self.steps)
         self.optimizer.zero_grad(set_to_none=True)
-        found = self._losses(batch, generator(self.config.seed, STEP, self.steps, self.worker.rank))
-        found.total.mean().backward()  # type: ignore[no-untyped-call]
+        parts = self._losses(batch, generator(self.config.seed, STEP, self.steps, self.worker.rank))
+        parts.total.mean().backward()  # type: ignore[no-untyped-call]
         if self.method.gradient_norm:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.method.gradient_norm)
         self.optimizer.step()
         self.steps += 1
         return {
-            "loss": found.total.detach().mean(0, keepdim=True),
-            "content_loss": found.content.detach().mean(0, keepdim=True),
-            "style_loss": found.style.detach().mean(0, keepdim=True),
+            "loss": parts.total.detach().mean(0, keepdim=True),
+            "content_loss": parts.content.detach().mean(0, keepdim=True),
+            "style_loss": parts.style.detach().mean(0, keepdim=True),
         }
 
     def _losses(self, batch: Tensor, rng: np.random.Generator | None = None) -> losses.Losses:
@@ -176,25 +176,25 @@ class NetworkLearner:
             self.residual.clear()
             stylised = self._stylised(photographs, chosen).float()
             residual = tuple(self.residual)
-            found = losses.nothing(photographs)
+            parts = losses.nothing(photographs)
             for judge in self.judges:
-                place = judge.place(photographs.shape[2:], rng)
-                found = losses.add(found, judge(photographs[place], stylised[place], chosen))
+                area = judge.place(photographs.shape[2:], rng)
+                parts = losses.add(parts, judge(photographs[area], stylised[area], chosen))
             if rng is not None and self.method.saturation_weight:
-                beyond = functional.relu(self.said.float().abs() - 1).flatten(1).mean(1)
-                found = found._replace(total=found.total + self.method.saturation_weight * beyond)
+                beyond = functional.relu(self.output.float().abs() - 1).flatten(1).mean(1)
+                parts = parts._replace(total=parts.total + self.method.saturation_weight * beyond)
             if rng is not None and self.method.lattice_weight:
                 grid = self.method.lattice_weight * losses.lattice(stylised)
-                found = found._replace(total=found.total + grid)
+                parts = parts._replace(total=parts.total + grid)
             if rng is not None and self.method.tone_weight:
                 tone = self.method.tone_weight * losses.tone(stylised, photographs)
-                found = found._replace(total=found.total + tone)
+                parts = parts._replace(total=parts.total + tone)
             for features in residual if rng is not None else ():
-                found = found._replace(total=found.total + self.method.spike_weight * losses.spikes(features))
+                parts = parts._replace(total=parts.total + self.method.spike_weight * losses.spikes(features))
             if rng is not None and self.method.steady_weight:
                 unsteady = self.method.steady_weight * self._unsteadiness(photographs, stylised, chosen, rng)
-                found = found._replace(total=found.total + unsteady)
-        return found
+                parts = parts._replace(total=parts.total + unsteady)
+        return parts
 
     def _styles(self, count: int, rng: np.random.Generator | None) -> Tensor | None:
         """Return which painting each image of a share is to look like: in turn from one drawn, or from the first.
@@ -237,8 +237,8 @@ class NetworkLearner:
         size = self.method.size
         squares = [images.square(self.data.photograph(name), size) for name in self.data.tests[:VALIDATION]]
         batch = torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
-        found = self._losses(batch)
-        named = {"loss": found.total, "content_loss": found.content, "style_loss": found.style}
+        parts = self._losses(batch)
+        named = {"loss": parts.total, "content_loss": parts.content, "style_loss": parts.style}
         return {f"validation_{name}": float(value.mean()) for name, value in named.items()}
 
     def _side_by_side(self, batch: Tensor) -> bytes:
@@ -247,7 +247,7 @@ class NetworkLearner:
         photograph = batch[chosen : chosen + 1].to(self.worker.device).float() / 255
         styles = torch.arange(len(self.config.style) if self.method.conditional else 1, device=photograph.device)
         shown = [photograph, *(self._stylised(photograph, style[None]) for style in styles)]
-        return images.encode_png(np.concatenate([images.to_pixels(each.cpu()) for each in shown], axis=1))
+        return images.encode_png(np.concatenate([images.to_pixels(image.cpu()) for image in shown], axis=1))
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the network's weights and the optimiser's state."""
@@ -257,7 +257,7 @@ class NetworkLearner:
         """Continue from such a state."""
         self.network.load_state_dict(states[0]["weights"])
         self.optimizer.load_state_dict(states[0]["optimizer"])
-        self.steps = max((int(each["step"]) for each in self.optimizer.state.values()), default=0)
+        self.steps = max((int(state["step"]) for state in self.optimizer.state.values()), default=0)
 
     def load_weights(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
         """Start from a network's weights; styles that it does not have begin as the mean of those it has.
@@ -272,15 +272,15 @@ class NetworkLearner:
 
 
 def with_styles(weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give a network's weights as many styles as another's have; each new one is the mean of those that are there."""
-    found = dict(weights)
+    """Return weights extended to another network's number of styles; each new style is the mean of the old ones."""
+    extended = dict(weights)
     for name, value in weights.items():
         wanted = like[name].shape if name in like else value.shape
         if ".norm." in name and len(wanted) == 2 and value.shape[-1] == wanted[1]:
             there = value.reshape(-1, wanted[1])
             more = wanted[0] - len(there)
-            found[name] = torch.cat([there, there.mean(0, keepdim=True).expand(more, -1)]) if more > 0 else there
-    return found
+            extended[name] = torch.cat([there, there.mean(0, keepdim=True).expand(more, -1)]) if more > 0 else there
+    return extended
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,8 +307,8 @@ class Judge:
     def __call__(self, photographs: Tensor, stylised: Tensor, chosen: Tensor | None) -> losses.Losses:
         """Return the losses of images; `chosen` says which style each should have, where there are several."""
         picked = self.targets[0] if chosen is None else losses.picked(self.targets, chosen)
-        found = losses.with_content(picked, self.network, self.objective, photographs)
-        return losses.loss(self.network, self.objective, found, stylised)
+        targets = losses.with_content(picked, self.network, self.objective, photographs)
+        return losses.loss(self.network, self.objective, targets, stylised)
 
 
 def judges(config: Config, paintings: Sequence[Tensor], storage: Any, device: str) -> list[Judge]:
@@ -321,14 +321,14 @@ def judges(config: Config, paintings: Sequence[Tensor], storage: Any, device: st
         layers, weight = more.style_layers, more.style_weight
         fine = replace(method.objective, content_layers=(), style_layers=layers, layer_weights=(), style_weight=weight)
         asked.append((more.backbone, replace(fine, variation_weight=0.0), more.crop))
-    groups = [[each] for each in paintings] if method.conditional else [list(paintings)]
-    found = []
+    groups = [[work] for work in paintings] if method.conditional else [list(paintings)]
+    built = []
     for backbone, objective, crop in asked:
         network = build(backbone, config.seed, storage).to(device)
         blend = () if method.conditional else config.blend
         targets = [losses.targets(network, objective, None, [one.to(device) for one in some], blend) for some in groups]
-        found.append(Judge(network, objective, targets, method.shift, crop))
-    return found
+        built.append(Judge(network, objective, targets, method.shift, crop))
+    return built
 
 
 def rate(config: Config, method: TrainNetwork, done: int) -> float:

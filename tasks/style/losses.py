@@ -64,8 +64,8 @@ class Losses(NamedTuple):
 def gram(features: Features) -> Float[Tensor, "batch filter filter"]:
     """Multiply each sample's features with themselves: F F^T (equation 4), not divided by anything, in float32."""
     with torch.autocast(features.device.type, enabled=False):
-        found: Tensor = Gram.apply(features.float().flatten(2))
-        return found
+        product: Tensor = Gram.apply(features.float().flatten(2))
+        return product
 
 
 class Gram(torch.autograd.Function):
@@ -79,10 +79,10 @@ class Gram(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Tensor:
-        """Give the gradient of the features."""
+        """Return the gradient of the features."""
         (flat,), (gradient,) = context.saved_tensors, gradients
-        found: Tensor = (gradient + gradient.transpose(1, 2)) @ flat
-        return found
+        result: Tensor = (gradient + gradient.transpose(1, 2)) @ flat
+        return result
 
 
 @torch.no_grad()
@@ -108,26 +108,26 @@ def targets(
             for name, features in network(halved(painting, octave), names).items():
                 part, key = gram(features) * (share / sum(blend) / features[0, 0].numel()), at(name, octave)
                 style[key] = style[key] + part if key in style else part
-    found = Targets({}, style)
-    return found if content is None else with_content(found, network, objective, content)
+    aims = Targets({}, style)
+    return aims if content is None else with_content(aims, network, objective, content)
 
 
 @torch.no_grad()
-def with_content(found: Targets, network: BackboneNetwork, objective: Objective, content: Image) -> Targets:
-    """Give the same targets with the content of other images, one for each sample or for all."""
+def with_content(aims: Targets, network: BackboneNetwork, objective: Objective, content: Image) -> Targets:
+    """Return the targets with the content of other images, one for each sample or one for all."""
     small = halved(content, objective.content_octave)
     features = network(small, resolved(network, objective.content_layers, "content"))
-    return found._replace(content={name: value.float() for name, value in features.items()})
+    return aims._replace(content={name: value.float() for name, value in features.items()})
 
 
 def picked(styles: Sequence[Targets], chosen: Int[Tensor, " batch"]) -> Targets:
-    """Give each image the style that is chosen for it, of several targets without content."""
+    """Return targets with the style that is chosen for each image, of several targets without content."""
     names = styles[0].style
-    return Targets({}, {name: torch.cat([each.style[name] for each in styles])[chosen] for name in names})
+    return Targets({}, {name: torch.cat([targets.style[name] for targets in styles])[chosen] for name in names})
 
 
 def nothing(image: Image) -> Losses:
-    """Give losses of zero."""
+    """Return losses of zero."""
     zero = image.new_zeros(len(image), dtype=torch.float32)
     return Losses(zero, zero, zero, zero)
 
@@ -137,9 +137,9 @@ def add(first: Losses, second: Losses) -> Losses:
     return Losses(*(one + other for one, other in zip(first, second, strict=True)))
 
 
-def loss(network: BackboneNetwork, objective: Objective, found: Targets, image: Image) -> Losses:
+def loss(network: BackboneNetwork, objective: Objective, aims: Targets, image: Image) -> Losses:
     """Compare images with their targets, and weigh (equations 1 to 6 as the objective's convention has them)."""
-    content_layers = resolved(network, objective.content_layers, "content") if found.content else ()
+    content_layers = resolved(network, objective.content_layers, "content") if aims.content else ()
     style_layers = resolved(network, objective.style_layers, "style")
     weights = dict(zip(style_layers, layer_weights(objective), strict=True))
     content = style = image.new_zeros(len(image), dtype=torch.float32)
@@ -152,9 +152,9 @@ def loss(network: BackboneNetwork, objective: Objective, found: Targets, image: 
         features = network(halved(image, octave), tuple(dict.fromkeys((*kept, *styled))))
         with torch.autocast(image.device.type, enabled=False):
             for name in kept:
-                content = content + content_loss(features[name].float(), found.content[name], *how)
+                content = content + content_loss(features[name].float(), aims.content[name], *how)
             for name in styled:
-                aim = found.style[at(name, octave)]
+                aim = aims.style[at(name, octave)]
                 style = style + weights[name] / objective.octaves * style_loss(features[name], aim, *how)
     with torch.autocast(image.device.type, enabled=False):
         content, style = objective.content_weight * content, objective.style_weight * style
@@ -209,7 +209,7 @@ def entries(values: Tensor, target: Tensor, criterion: Criterion) -> Float[Tenso
 
 
 def magnitude(target: Tensor, criterion: Criterion) -> Float[Tensor, " batch"]:
-    """Give what a difference is relative to: the loss of zero. One where the target is zero itself."""
+    """Return the loss of a zero prediction, to which differences are relative; 1 if the target is zero."""
     size = entries(target, torch.zeros_like(target), criterion).sum(1)
     return size.where(size > 0, 1)
 
@@ -258,7 +258,7 @@ def tone(image: Image, photograph: Image) -> Float[Tensor, " batch"]:
 
     Means and contrasts do not matter, so that a painting's own range of tones can be taken; of flat images it is 1.
     """
-    first, second = (_coarse_luma(each) for each in (image, photograph))
+    first, second = (_coarse_luma(picture) for picture in (image, photograph))
     together = (first * second).mean(1)
     return 1 - together / (first.square().mean(1) * second.square().mean(1) + FLAT).sqrt()
 
@@ -284,11 +284,11 @@ def spikes(features: Features) -> Float[Tensor, " batch"]:
 
 
 def layer_weights(objective: Objective) -> tuple[float, ...]:
-    """Give w_l of equation (2): the objective's, or 1 over the number of layers for `gatys`, or ones."""
+    """Return w_l of equation (2): the objective's, or 1 over the number of layers for `gatys`, or ones."""
     count = len(objective.style_layers)
     return objective.layer_weights or (1 / count if count and objective.convention == "gatys" else 1.0,) * count
 
 
 def resolved(network: BackboneNetwork, layers: Sequence[str], role: Literal["content", "style"]) -> tuple[str, ...]:
-    """Give the layers' own names."""
+    """Return the names of layers; see `BackboneNetwork.resolve`."""
     return tuple(network.resolve(layer, role) for layer in layers)

@@ -34,20 +34,20 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: S
         UserError: where the data set has no such picture.
 
     """
-    found: dict[str, Array] = {f"painting/{name}": painting(source, name) for name in aims(config, view)}
+    arrays: dict[str, Array] = {f"painting/{name}": painting(source, name) for name in aims(config, view)}
     if isinstance(config.method, OptimiseImage):
         pixels = images.to_pixels(weights["image"])
         before = photograph(source, config.method.content)
         before = images.square(before, config.method.size) if config.method.shape == "square" else before
         made = {config.method.content: (images.fit(before, max(pixels.shape[:2])), pixels)}
-        found["losses"] = weights["losses"].float().numpy()
+        arrays["losses"] = weights["losses"].float().numpy()
     else:
         made = stylised(config, view, weights, source)
     for name, (before, pixels) in made.items():
         after = images.original_colours(pixels, before) if view.original_colours else pixels
-        found[f"photograph/{name}"] = before
-        found[f"stylised/{name}"] = images.mix(after, before, view.strength)
-    return found
+        arrays[f"photograph/{name}"] = before
+        arrays[f"stylised/{name}"] = images.mix(after, before, view.strength)
+    return arrays
 
 
 def stylised(
@@ -83,14 +83,14 @@ def evaluate(
     made = {name: images.fit(pixels := arrays[f"stylised/{name}"], least(pixels)) for name in names}
     seen = [errors(judge, made[name], arrays[f"photograph/{name}"], aimed, blend) for name in names]
     style, content = np.mean(seen, axis=0)
-    found = {"style_error": float(style), "content_error": float(content)}
+    scores = {"style_error": float(style), "content_error": float(content)}
     if isinstance(config.method, OptimiseImage):
-        return found
+        return scores
     before = [images.fit(arrays[f"photograph/{name}"], max(made[name].shape[:2])) for name in names]
-    found["photograph_style_error"] = float(np.mean([errors(judge, one, one, aimed, blend)[0] for one in before]))
+    scores["photograph_style_error"] = float(np.mean([errors(judge, one, one, aimed, blend)[0] for one in before]))
     if all(min(pixels.shape[:2]) >= 64 for pixels in made.values()):
-        found["lattice"] = max(lattice(pixels) for pixels in made.values())
-    return found
+        scores["lattice"] = max(lattice(pixels) for pixels in made.values())
+    return scores
 
 
 def aims(config: Config, view: View) -> tuple[str, ...]:

@@ -63,12 +63,12 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
     Raises:
         UserError: where it holds something else, or a climatology does not know its region.
     """
-    (frames, said), inputs = read(source), model.config.inputs
+    (frames, own_region), inputs = read(source), model.config.inputs
     if frames.ndim == 4 and len(frames) % inputs == 0:
         frames = frames.reshape(-1, inputs, *frames.shape[1:])
-    known = [region for region in model.config.regions if source.name.startswith(region)]
+    trained_on = [region for region in model.config.regions if source.name.startswith(region)]
     named = REGION.match(source.name)
-    region = options.region or said or (known[0] if known else named[0] if named else NOT_NAMED)
+    region = options.region or own_region or (trained_on[0] if trained_on else named[0] if named else NOT_NAMED)
     try:
         model.forecaster.number(region)
     except UserError as error:

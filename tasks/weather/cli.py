@@ -12,10 +12,10 @@ import typer
 from retable.platform.config import parse_set, set_line
 from retable.platform.console import Licence, Where, console, items, print_lines, progress_bar, show_defects, whole
 from retable.platform.errors import UserError
-from retable.platform.spec.task import data_sets
+from retable.platform.spec.task import data_folder, data_sets
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.convert import convert as convert_frames
-from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, folder, index_folder, make_generated
+from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, index_folder, make_generated
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,9 +69,8 @@ def make(
     if seed and name is None:
         raise UserError(f"--seed {seed}: give the set a --name; generated-{size} has seed 0")
     chosen = name or f"generated-{size}"
-    where = Storage.open(storage)
-    info = make_generated(folder(where, chosen), chosen, str(size), seed)
-    console.print(f"{folder(where, chosen)}: {describe(info)}")
+    target = data_folder(Storage.open(storage), "weather", chosen)
+    console.print(f"{target}: {describe(make_generated(target, chosen, str(size), seed))}")
 
 
 def check(
@@ -143,13 +142,13 @@ def import_(
     """
     from retable.tasks.weather.tools.composites.importer import import_composites
 
-    place = folder(Storage.open(storage), name)
-    if not place.is_local:
-        raise UserError(f"{place}: import to a local --storage, then `retable data convert weather {name}`")
+    target = data_folder(Storage.open(storage), "weather", name)
+    if not target.is_local:
+        raise UserError(f"{target}: import to a local --storage, then `retable data convert weather {name}`")
     with progress_bar(f"importing {name}") as show:
-        said = import_composites(
+        imported = import_composites(
             source,
-            Path(place.root),
+            Path(target.root),
             size=size,
             regions=regions,
             inputs=inputs,
@@ -160,9 +159,9 @@ def import_(
             relation=relation_of(zr),
             progress=show,
         )
-    print_lines(import_lines(said))
-    info = index_folder(place, name, "imported", **said)
-    console.print(f"{place}: {describe(info)}")
+    print_lines(import_lines(imported))
+    info = index_folder(target, name, "imported", **imported)
+    console.print(f"{target}: {describe(info)}")
     changes = {"data": name, "regions": info["regions"], "years": info["years"], "inputs": inputs, "forecast": forecast}
     console.print(f"train on it: retable train weather {set_line(changes)}", markup=False)
 
@@ -184,42 +183,42 @@ def relation_of(words: str) -> tuple[float, float] | None:
     return a, b
 
 
-def import_lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """Say what was left out of an import, and what was done to the rest."""
+def import_lines(info: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines on what an import left out, and how it read the rest."""
     from retable.tasks.weather.tools.composites.resample import NEAR, PIXEL
 
-    skipped, dropped = said["skipped"], said["dropped"]
+    skipped, dropped = info["skipped"], info["dropped"]
     yield from (f"left out: {line}" for line in skipped[:LINES])
     if len(skipped) > LINES:
         yield f"left out: {len(skipped) - LINES} more files"
     if dropped:
-        yield f"{said['frames']} composites, 15 minutes apart, are used; {len(dropped)} lie between or beside them"
-    if said["stretches"] > 1:
-        yield f"the frames are {said['stretches']} stretches between gaps, and no window spans a gap"
-    if said["split_by"] == "time":
-        yield from time_lines(said)
-    if said["averaged"] > 1:
-        yield f"{said['averaged']} x {said['averaged']} pixels are averaged to one of {said['pixel']:,.0f} m"
-    if said["resampled"]:
-        yield said["resampled"]
-    if said["pixel"] is None:
+        yield f"{info['frames']} composites, 15 minutes apart, are used; {len(dropped)} lie between or beside them"
+    if info["stretches"] > 1:
+        yield f"the frames are {info['stretches']} stretches between gaps, and no window spans a gap"
+    if info["split_by"] == "time":
+        yield from time_lines(info)
+    if info["averaged"] > 1:
+        yield f"{info['averaged']} x {info['averaged']} pixels are averaged to one of {info['pixel']:,.0f} m"
+    if info["resampled"]:
+        yield info["resampled"]
+    if info["pixel"] is None:
         yield f"the files do not say how wide their pixels are; they are taken as {PIXEL:,.0f} m"
-    elif abs(said["pixel"] / PIXEL - 1) > NEAR:
-        yield f"pixels of {said['pixel']:,.0f} m are taken as they are, not resampled to the layout's {PIXEL:,.0f} m"
-    if said["relation"]:
-        a, b = said["relation"]
+    elif abs(info["pixel"] / PIXEL - 1) > NEAR:
+        yield f"pixels of {info['pixel']:,.0f} m are taken as they are, not resampled to the layout's {PIXEL:,.0f} m"
+    if info["relation"]:
+        a, b = info["relation"]
         yield f"rain rates are made of reflectivity, by Z = {a:g} R^{b:g}"
-    if said["quantity"] == "accumulation":
-        yield f"rain rates are made of accumulation, by its {said['minutes']:g} minutes"
+    if info["quantity"] == "accumulation":
+        yield f"rain rates are made of accumulation, by its {info['minutes']:g} minutes"
 
 
-def time_lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """Say that splits are by time, and what would change that."""
-    count, side = len(said["grids"]), 6 * int(said["size"])
+def time_lines(info: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines for a split by time, and how to get a split by place."""
+    count, side = len(info["grids"]), 6 * int(info["size"])
     squares = f"{count} square{'s' * (count > 1)} of {side} pixels {'have' if count > 1 else 'has'} radar and rain"
     yield f"{squares}, fewer than 4: the splits are by time, training first, and every region is in all of them"
-    if said["smaller"]:
-        yield f"with --size {said['smaller']} more squares fit, and splits may be by place"
+    if info["smaller"]:
+        yield f"with --size {info['smaller']} more squares fit, and splits may be by place"
 
 
 LINES = 5
@@ -251,7 +250,7 @@ def submit(
     from retable.tasks.weather.tools.forecasts.exchange import official_forecasts, opened
 
     wanted = submission.TRANSFER if transfer else ()
-    years, regions = (tuple(dict.fromkeys(each)) for each in zip(*wanted, strict=True)) if wanted else ((), ())
+    years, regions = (tuple(dict.fromkeys(column)) for column in zip(*wanted, strict=True)) if wanted else ((), ())
     loaded = [opened(run, storage, split, epoch, chosen(threshold), regions, years) for run in runs]
     out.parent.mkdir(parents=True, exist_ok=True)
     submission.write(out, official_forecasts(loaded, wanted), 0.5)
@@ -293,10 +292,10 @@ def score(
     from retable.tasks.weather.tools.forecasts.exchange import score as measured
 
     what = opened(run, storage, split, epoch, chosen(threshold), *places(regions, years), data, motion)
-    found = measured(what)
+    scores = measured(what)
     for line in (f"data  {describe(what.source.info)}", caution(what.source.info)):
         console.print(line, markup=False, soft_wrap=True, end="\n" if line else "")
-    for name, value in found.items():
+    for name, value in scores.items():
         console.print(f"{name}  {value:.4f}", markup=False)
 
 
@@ -332,9 +331,9 @@ def verify(
     from retable.tasks.weather.tools.forecasts.verify import verify as written
 
     where = *places(regions, years), data
-    found = [opened(run, storage, split, epoch, chosen(threshold), *where, motion) for run in runs]
+    opened_runs = [opened(run, storage, split, epoch, chosen(threshold), *where, motion) for run in runs]
     with progress_bar("forecasting") as show:
-        page = written(found, out, show)
+        page = written(opened_runs, out, show)
     console.print(f"{page}: open it in a browser", markup=False)
 
 
@@ -386,7 +385,7 @@ def adopt(
     storage: Where = "results",
     set: Annotated[list[str] | None, typer.Option("--set", help="What all rows change, as in reproduce.")] = None,
 ) -> None:
-    """Let published weights stand for the runs of a table: reproduce then scores and votes without a training.
+    """Use published weights as the runs of a table: reproduce then scores and votes without training.
 
     `rows.csv` names a checkpoint for each row that there is one of; without it the command prints the rows. The files
     are read and never changed, no step is made, and the report says which rows have others' weights.
@@ -417,5 +416,5 @@ def export(
     from retable.platform.models.export import export
     from retable.tasks.weather.tools.forecasts.exchange import at_epoch
 
-    name, own = at_epoch(run)
-    export("weather", name, storage, file, epoch=own or epoch, licence=licence)
+    name, own_epoch = at_epoch(run)
+    export("weather", name, storage, file, epoch=own_epoch or epoch, licence=licence)

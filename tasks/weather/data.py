@@ -158,7 +158,7 @@ def run_bytes(config: Config, size: int) -> int:
 
 
 def memory_notes(configs: Sequence[Config], source: Source) -> list[str]:
-    """Say what the batch that takes most holds of a data set where it is read as a stream: one line."""
+    """Return a line on the memory of the largest batch of a dataset that is streamed."""
     size = int(source.info["size"])
     most = max(configs, key=lambda config: config.batch * run_bytes(config, size))
     lane = run_bytes(most, size) / 1e6
@@ -222,8 +222,8 @@ class Windows:
 
     def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Batch]:
         """Yield this rank's share of the epoch's batches from step `start` on."""
-        own = share(self.batch, rank, world)
-        order = lanes(self._runs, self.batch, self.config.seed, epoch)[0][own, start : self.steps]
+        lanes_here = share(self.batch, rank, world)
+        order = lanes(self._runs, self.batch, self.config.seed, epoch)[0][lanes_here, start : self.steps]
         return self._batches(order)
 
     def _batches(self, order: Array) -> Iterator[Batch]:
@@ -242,7 +242,7 @@ class Windows:
                 held[lane] = (self._runs[run], next(arriving))
                 position += 1
             places = order[:, step, 1].tolist()
-            yield self._join([(*held[lane], place) for lane, place in enumerate(places)])
+            yield self._join([(*held[lane], start) for lane, start in enumerate(places)])
 
     def validation(self, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Yield this rank's share of the validation sequences in batches; the last one may be smaller."""
@@ -271,9 +271,9 @@ class Windows:
         """Cut windows out of their runs and put them together. Everything is copied: runs may be shared memory."""
         inputs, forecast = self.config.inputs, self.config.forecast
         images = np.empty((len(samples), len(CHANNELS), inputs, self.size, self.size), np.float32)
-        for image, (_, arrays, place) in zip(images, samples, strict=True):
-            image[...] = arrays["satellite"][place : place + inputs].swapaxes(0, 1)
-        events = np.stack([arrays["events"][place : place + 1 + forecast] for _, arrays, place in samples])
+        for image, (_, arrays, start) in zip(images, samples, strict=True):
+            image[...] = arrays["satellite"][start : start + inputs].swapaxes(0, 1)
+        events = np.stack([arrays["events"][start : start + 1 + forecast] for _, arrays, start in samples])
         names = [run.series.rsplit("/", 1)[0] for run, _, _ in samples]
         regions = [self.regions.index(name.split("/")[1]) for name in names]
         return Batch(
@@ -303,8 +303,8 @@ def positive_ratio(info: Mapping[str, Any], config: Config) -> float:
     pixels = sum(info["measured"][series] for series in places)
     rainy = sum(info["rain"][series] * info["measured"][series] for series in places) / max(pixels, 1)
     if config.rain_threshold != counted or not rainy:
-        known = f"{rainy:.3f} of the pixels at {counted} mm/h"
-        raise UserError(f"loss.positive_weight training_set: the data set knows of rain in {known}; give a number")
+        shares = f"{rainy:.3f} of the pixels at {counted} mm/h"
+        raise UserError(f"loss.positive_weight training_set: the data set knows of rain in {shares}; give a number")
     ratio: float = (1 - rainy) / rainy
     return ratio
 
@@ -317,9 +317,11 @@ def sequences(source: Source, config: Config, shard: str) -> list[Window]:
 
     """
     split = shard.split("/")[0]
-    found = Index.read(source.folder, source.info, config.holdout).sequences(
+    windows = Index.read(source.folder, source.info, config.holdout).sequences(
         split, config.regions, config.years, config.inputs, config.forecast
     )
-    if shard not in found:
-        raise UserError(f"{source.folder}: no {shard}; the data set has {', '.join(found) or 'nothing of that split'}")
-    return found[shard]
+    if shard not in windows:
+        raise UserError(
+            f"{source.folder}: no {shard}; the data set has {', '.join(windows) or 'nothing of that split'}"
+        )
+    return windows[shard]

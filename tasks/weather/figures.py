@@ -39,7 +39,9 @@ def draw_forecasts(results: Results) -> Drawing:
     Without a forecast of the region the drawing is empty.
     """
     replicates = [rows[0] for rows in results.replicates.values() if rows]
-    years = {shard.split("/")[1] for each in replicates for shard in each.summaries() if shard.endswith(f"/{REGION}")}
+    years = {
+        shard.split("/")[1] for member in replicates for shard in member.summaries() if shard.endswith(f"/{REGION}")
+    }
     place = f"{'2020' if '2020' in years else max(years, default='')}/{REGION}"
     lines = [line for replicate in replicates for line in [panels(replicate, place)] if line is not None]
     if not lines:
@@ -50,11 +52,11 @@ def draw_forecasts(results: Results) -> Drawing:
     drawing.suptitle(place, fontsize=9)
     axes = drawing.subplots(len(rows), hours, squeeze=False)
     for axis_row, (name, maps) in zip(axes, rows, strict=True):
-        for hour, (axis, each) in enumerate(zip(axis_row, maps, strict=True)):
-            axis.imshow(each, cmap=COLOURS, vmin=0, vmax=2, interpolation="nearest")
+        for hour, (axis, shown) in enumerate(zip(axis_row, maps, strict=True)):
+            axis.imshow(shown, cmap=COLOURS, vmin=0, vmax=2, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
-            axis.set_title(f"{hour + 1} h, {share(each):.1%}", fontsize=8)
+            axis.set_title(f"{hour + 1} h, {share(shown):.1%}", fontsize=8)
         axis_row[0].set_ylabel(name, fontsize=8)
     return drawing
 
@@ -65,10 +67,10 @@ def share(events: Array) -> float:
     return float((events == 1).sum() / seen.sum()) if seen.any() else 0.0
 
 
-def panels(replicate: Replicate, place: str) -> tuple[str, Array, Array] | None:
+def panels(replicate: Replicate, shard: str) -> tuple[str, Array, Array] | None:
     """Return a row's name, the events and the forecast of its example, uint8 (hours, S, S), or None without one."""
     view: Any = replicate.view
-    summary = replicate.summaries().get(f"{view.split}/{place}")
+    summary = replicate.summaries().get(f"{view.split}/{shard}")
     if summary is None:
         return None
     forecast = (summary["example_steps"] >= cut(view.threshold)).astype(np.uint8)
@@ -84,8 +86,8 @@ def draw_verification(results: Results) -> Drawing:
         members: list[tuple[Any, Any]] = [(each.view, each.summaries()) for each in replicates]
         if members:
             chosen = [thresholds(view, summaries) for view, summaries in members]
-            own = [{shard: each[shard] for shard in by} for (_, each), by in zip(members, chosen, strict=True)]
-            parts.append(Verification(label, own, chosen))
+            shown = [{shard: each[shard] for shard in by} for (_, each), by in zip(members, chosen, strict=True)]
+            parts.append(Verification(label, shown, chosen))
     return draw_scores(parts)
 
 
@@ -100,19 +102,19 @@ def draw_scores(parts: Sequence[Verification]) -> Drawing:
 
     figure, axes = pyplot.subplots(4, 2, figsize=(10, 14.5))
     for part, look in zip(parts, itertools.cycle(STYLES), strict=False):
-        own: dict[str, Any] = {"markersize": 3.5, "linewidth": 1.4, "label": part.label, **look}
-        draw_leads(axes[0, 0], axes[0, 1], axes[1, 0], part, own)
+        style: dict[str, Any] = {"markersize": 3.5, "linewidth": 1.4, "label": part.label, **look}
+        draw_leads(axes[0, 0], axes[0, 1], axes[1, 0], part, style)
         places = part.by_place()
         stacked = [np.array([getattr(band, end)[0] for band in places.values()]) for end in ("value", "low", "high")]
-        axes[1, 1].errorbar(range(len(places)), stacked[0], gaps(*stacked), **own | {"linestyle": "none"}, capsize=2)
+        axes[1, 1].errorbar(range(len(places)), stacked[0], gaps(*stacked), **style | {"linestyle": "none"}, capsize=2)
         axes[1, 1].set_xticks(range(len(places)), list(places), fontsize=7, rotation=90)
-        curve(axes[2, 0], range(len(part.widths)), part.by_width(), own)
+        curve(axes[2, 0], range(len(part.widths)), part.by_width(), style)
         axes[2, 0].set_xticks(range(len(part.widths)), [str(width) for width in part.widths])
         line = part.by_threshold()
-        axes[2, 1].plot(np.arange(1, len(line) + 1) / STEPS, line, **own | {"marker": "none"})
+        axes[2, 1].plot(np.arange(1, len(line) + 1) / STEPS, line, **style | {"marker": "none"})
         reliability, forecast, shares = part.reliability()
-        curve(axes[3, 0], forecast, reliability, own)
-        axes[3, 1].plot((np.arange(len(shares)) + 0.5) / len(shares), np.where(shares > 0, shares, np.nan), **own)
+        curve(axes[3, 0], forecast, reliability, style)
+        axes[3, 1].plot((np.arange(len(shares)) + 0.5) / len(shares), np.where(shares > 0, shares, np.nan), **style)
     finish(axes, bool(parts))
     handles = axes[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="lower center", ncols=2, fontsize=9, frameon=False)

@@ -75,7 +75,7 @@ class ForecastLearner:
         return self.loss(logits.float(), events)
 
     def _count(self, batch: Any) -> None:
-        """Let the climatology see a batch; the workers' counts are added up."""
+        """Add a batch to the climatology's counts, summed over workers."""
         network: Any = self.model.model
         if self.worker.world > 1:
             batch = type(batch)(

@@ -28,7 +28,7 @@ Measure = Callable[[Maps, Maps, Maps], Float[Tensor, ""]]
 
 
 def build_loss(config: Config, positive_weight: float) -> Loss:
-    """Give the config's loss of logits (B, L, S, S) and events, a scalar; masked pixels get no gradient.
+    """Return the config's loss, a scalar function of logits (B, L, S, S) and events; masked pixels get no gradient.
 
     `positive_weight` is what rainy pixels weigh in `Bce` and `DiceFocal`: the config's number, or the one that the
     training set gives.
@@ -84,7 +84,7 @@ def cross_entropy(logits: Maps, targets: Maps, counted: Maps, positive_weight: f
 def overlap(
     logits: Maps, targets: Maps, counted: Maps
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """Give each sample's soft intersection, the sum of its probabilities and targets, and whether any pixel counts."""
+    """Return each sample's soft intersection, sum of probabilities and targets, and whether any pixel counts."""
     probability = logits.sigmoid() * counted
     intersection = (probability * targets).flatten(1).sum(1)
     return intersection, (probability + targets).flatten(1).sum(1), counted.flatten(1).amax(1)

@@ -192,8 +192,10 @@ def isotonic(histograms: Sequence[Array]) -> Array:
     seen = np.flatnonzero(pixels)
     if not len(seen):
         return MIDDLES
-    found = isotonic_regression(np.asarray(pooled)[seen, 1] / pixels[seen], weights=pixels[seen].astype(np.float64))
-    risen: Array = np.interp(np.arange(STEPS + 1), seen, found.x)
+    regression = isotonic_regression(
+        np.asarray(pooled)[seen, 1] / pixels[seen], weights=pixels[seen].astype(np.float64)
+    )
+    risen: Array = np.interp(np.arange(STEPS + 1), seen, regression.x)
     return risen
 
 
@@ -227,18 +229,24 @@ def scores(
 
     """
     counts = {shard: confusion(summary["histogram"], thresholds[shard]) for shard, summary in summaries.items()}
-    found = overlap(counts) | detection(counts)
+    result = overlap(counts) | detection(counts)
     for column, width in enumerate(fss_widths(summaries)):
-        sums = [(s["fss_error"][..., column].sum(), s["fss_reference"][..., column].sum()) for s in summaries.values()]
-        add_mean(found, f"fss/{width}px", [1 - error / reference for error, reference in sums if reference > 0])
+        parts = [[s[f"fss_{part}"][..., column].sum() for part in ("error", "reference")] for s in summaries.values()]
+        skills = fss(np.array(parts))
+        add_mean(result, f"fss/{width}px", skills[~np.isnan(skills)].tolist())
     histogram = sum(summary["histogram"].sum(axis=(0, 1), dtype=np.int64) for summary in summaries.values())
-    found |= calibration(np.asarray(histogram), probabilities)
-    found["iou_batched"] = iou_batched(counts.values(), batch)
+    result |= calibration(np.asarray(histogram), probabilities)
+    result["iou_batched"] = iou_batched(counts.values(), batch)
     means = {shard: float(np.mean(thresholds[shard])) for shard in summaries}
-    add_mean(found, "threshold", list(means.values()))
+    add_mean(result, "threshold", list(means.values()))
     if len(set(means.values())) > 1:
-        found |= {f"threshold/{shard.partition('/')[2]}": mean for shard, mean in means.items()}
-    return found
+        result |= {f"threshold/{shard.partition('/')[2]}": mean for shard, mean in means.items()}
+    return result
+
+
+def fss(sums: Array) -> Array:
+    """Return the fractions skill score of sums of error and reference (..., 2): (...); NaN where not defined."""
+    return 1 - ratio(sums[..., 0], sums[..., 1], np.nan)
 
 
 def fss_widths(summaries: Summaries) -> list[int]:
@@ -247,22 +255,22 @@ def fss_widths(summaries: Summaries) -> list[int]:
     return [min(width, side) for width in FSS_WIDTHS]
 
 
-def add_mean(found: dict[str, float], name: str, values: Sequence[float]) -> None:
+def add_mean(scores: dict[str, float], name: str, values: Sequence[float]) -> None:
     """Add the mean of some values, if there are any."""
     if values:
-        found[name] = float(np.mean(values))
+        scores[name] = float(np.mean(values))
 
 
 def overlap(counts: Counts) -> dict[str, float]:
     """Return IoU over all, by year, by year and region and by lead time of shards' confusion (n, L, 4)."""
     pooled = {shard: float(iou(table.sum(axis=(0, 1)))) for shard, table in counts.items()}
-    found: dict[str, float] = {}
-    add_mean(found, "iou", list(pooled.values()))
+    scores: dict[str, float] = {}
+    add_mean(scores, "iou", list(pooled.values()))
     for year in dict.fromkeys(shard.split("/")[1] for shard in pooled):
-        add_mean(found, f"iou/{year}", [value for shard, value in pooled.items() if shard.split("/")[1] == year])
-    found |= {f"iou/{shard.partition('/')[2]}": value for shard, value in pooled.items()}
+        add_mean(scores, f"iou/{year}", [value for shard, value in pooled.items() if shard.split("/")[1] == year])
+    scores |= {f"iou/{shard.partition('/')[2]}": value for shard, value in pooled.items()}
     leads = np.mean([iou(table.sum(axis=0)) for table in counts.values()], axis=0)
-    return found | {f"iou/lead/{MINUTES * lead:03d}": float(value) for lead, value in enumerate(leads, start=1)}
+    return scores | {f"iou/lead/{MINUTES * lead:03d}": float(value) for lead, value in enumerate(leads, start=1)}
 
 
 def contingency(counts: Array) -> Array:
@@ -285,13 +293,13 @@ def detection(counts: Counts) -> dict[str, float]:
     _, pod, far, bias = np.moveaxis(contingency(totals), -1, 0)
     hits, false_alarms, misses, _ = totals.T
     precision = ratio(hits, hits + false_alarms, np.nan)
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for name, values in {"pod": pod, "far": far, "precision": precision, "bias": bias}.items():
-        add_mean(found, name, values[~np.isnan(values)].tolist())
+        add_mean(scores, name, values[~np.isnan(values)].tolist())
     forecast, rain, pixels = (hits + false_alarms).sum(), (hits + misses).sum(), totals.sum()
     if pixels:
-        found |= {"rain_ratio/predicted": float(forecast / pixels), "rain_ratio/observed": float(rain / pixels)}
-    return found
+        scores |= {"rain_ratio/predicted": float(forecast / pixels), "rain_ratio/observed": float(rain / pixels)}
+    return scores
 
 
 def tenths(probabilities: Array = MIDDLES) -> Array:
@@ -313,8 +321,8 @@ def calibration(histogram: Array, probabilities: Array = MIDDLES) -> dict[str, f
         np.bincount(bins, weights, BINS)
         for weights in (histogram.sum(axis=1), histogram[:, 1], histogram.sum(axis=1) * probabilities)
     )
-    found = {f"reliability/{k}": float(rain[k] / number[k]) for k in range(BINS) if number[k]}
-    return found | {"brier": float(brier), "reliability_error": float(np.abs(forecast - rain).sum() / pixels)}
+    scores = {f"reliability/{k}": float(rain[k] / number[k]) for k in range(BINS) if number[k]}
+    return scores | {"brier": float(brier), "reliability_error": float(np.abs(forecast - rain).sum() / pixels)}
 
 
 def iou_batched(counts: Iterable[Array], batch: int) -> float:
@@ -397,12 +405,12 @@ def squared_errors(summaries: Summaries, probabilities: Array = MIDDLES) -> dict
 
     `probabilities` (201,) is what the steps stand for (`isotonic`). The Brier score of all is the one over the other.
     """
-    found = {}
+    sums = {}
     for shard, summary in summaries.items():
         table = summary["histogram"].sum(axis=1, dtype=np.int64)
         errors = table[..., 0] @ probabilities**2 + table[..., 1] @ (1 - probabilities) ** 2
-        found[shard] = np.stack([errors, table.sum(axis=(1, 2))], axis=-1)
-    return found
+        sums[shard] = np.stack([errors, table.sum(axis=(1, 2))], axis=-1)
+    return sums
 
 
 def paired_brier(a: Sequence[Counts], b: Sequence[Counts], draws: int = 2000, seed: int = 0) -> Estimate:
@@ -417,7 +425,7 @@ def paired_brier(a: Sequence[Counts], b: Sequence[Counts], draws: int = 2000, se
     Drawn as `paired_difference` does; the pixels of all shards count together, as in `calibration`.
     """
     sums = (np.sum(parts, axis=0) for parts in zip(*drawn_anew(a, b, draws, seed), strict=True))
-    difference, resampled = (np.subtract(*np.moveaxis(each[..., 0] / each[..., 1], -1, 0)) for each in sums)
+    difference, resampled = (np.subtract(*np.moveaxis(pair[..., 0] / pair[..., 1], -1, 0)) for pair in sums)
     return bootstrap_of(difference, resampled.mean(axis=1))
 
 

@@ -60,7 +60,7 @@ class Forecaster(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch 11 input row column"], region: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch lead row column"]:
-        """Give logits of rain for normalised images; `region` is each sample's place in the list of regions."""
+        """Return logits of rain for normalised images; `region` is the index of each sample's region."""
         logits: Tensor = self.model(x, region) if self.by_region else self.model(x)
         if self.crop:
             logits = baselines.enlarge_centre(logits)

@@ -51,10 +51,10 @@ def shards(config: Config, view: View, source: Source) -> Sequence[str]:
         raise UserError(f"view.scored: {unknown[0]!r} is none of the run's; name one of {', '.join(config.regions)}")
     index = Index.read(source.folder, source.info, config.holdout)
     regions = view.scored or config.regions
-    found = list(index.sequences(view.split, regions, config.years, config.inputs, config.forecast))
-    if not found:
+    names = list(index.sequences(view.split, regions, config.years, config.inputs, config.forecast))
+    if not names:
         raise UserError(f"{source.folder}: no {view.split} sequences of these regions and years; choose others")
-    return found
+    return names
 
 
 def check(config: Config, view: View) -> None:
@@ -147,12 +147,12 @@ def rain_frequency(config: Config, source: Source, series: str) -> Array:
 
 def events(config: Config, source: Source, shard: str) -> Array:
     """Return what happened in a shard's sequences, uint8 (n, leads, S, S): 0 dry, 1 rain, 2 no radar."""
-    frames, found = Frames(source.folder, source.info), []
+    frames, classes = Frames(source.folder, source.info), []
     for window in sequences(source, config, shard):
         first = window.rain + config.inputs
         rate = frames.rate(window.series, first, first + config.forecast)
-        found.append(classify(rate, config.rain_threshold))
-    return np.stack(found)
+        classes.append(classify(rate, config.rain_threshold))
+    return np.stack(classes)
 
 
 def summarise(
@@ -173,8 +173,8 @@ def validated(summaries: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
 
 def thresholds(view: View, summaries: Mapping[str, Mapping[str, Array]]) -> dict[str, Threshold]:
     """Return the threshold of each shard of the view's split; tuned ones are the best on the validation shards."""
-    own = [shard for shard in summaries if shard.startswith(f"{view.split}/")]
-    return thresholds_of(own, view, validated(summaries))
+    shards_here = [shard for shard in summaries if shard.startswith(f"{view.split}/")]
+    return thresholds_of(shards_here, view, validated(summaries))
 
 
 def thresholds_of(shards: Sequence[str], view: View, histograms: Mapping[str, Array]) -> dict[str, Threshold]:
@@ -203,10 +203,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the scores of a view; see `metrics.scores` for their names."""
     chosen = thresholds(view, summaries)
-    own = {shard: summaries[shard] for shard in chosen}
+    summaries_here = {shard: summaries[shard] for shard in chosen}
     if view.calibration == "isotonic":
-        return metrics.scores(own, chosen, config.batch, metrics.isotonic(list(validated(summaries).values())))
-    return metrics.scores(own, chosen, config.batch)
+        return metrics.scores(
+            summaries_here, chosen, config.batch, metrics.isotonic(list(validated(summaries).values()))
+        )
+    return metrics.scores(summaries_here, chosen, config.batch)
 
 
 def view_cost(config: Config, view: View) -> float:

@@ -41,8 +41,8 @@ class Band:
 
 def known_mean(values: Array, axis: int) -> Array:
     """Return the mean along an axis of the values that are numbers; NaN where none is."""
-    known = ~np.isnan(values)
-    return metrics.ratio(np.where(known, values, 0).sum(axis), known.sum(axis), np.nan)
+    defined = ~np.isnan(values)
+    return metrics.ratio(np.where(defined, values, 0).sum(axis), defined.sum(axis), np.nan)
 
 
 def banded(
@@ -79,11 +79,6 @@ def banded(
     undefined = np.isnan(samples).all(axis=0) | single
     low, high = np.nanpercentile(np.where(undefined, 0, samples), [2.5, 97.5], axis=0)
     return Band(value, np.where(undefined, np.nan, low), np.where(undefined, np.nan, high))
-
-
-def fractions(sums: Array) -> Array:
-    """Return the fractions skill score of `fss_error` and `fss_reference` (..., widths, 2): (..., widths)."""
-    return 1 - metrics.ratio(sums[..., 0], sums[..., 1], np.nan)
 
 
 def frequencies(bins: Array) -> Array:
@@ -166,17 +161,17 @@ class Verification:
             self.stacked(
                 lambda summary, _: np.stack([summary["fss_error"], summary["fss_reference"]], axis=-1).sum(axis=1)
             ),
-            fractions,
+            metrics.fss,
         )
 
     def by_threshold(self) -> Array:
         """Return the IoU at each threshold, 0.005 to 0.995, one for all places: (199,)."""
-        found = []
+        curves = []
         for table in self.steps.values():
             above = table.sum(axis=1)[:, ::-1].cumsum(axis=1)[:, ::-1]  # at or above a step
             hits, either = above[..., 1], above[..., 0] + above[:, :1, 1]
-            found.append(metrics.ratio(hits, either, 0.0).mean(axis=0))
-        curve: Array = np.mean(found, axis=0)[1:STEPS]
+            curves.append(metrics.ratio(hits, either, 0.0).mean(axis=0))
+        curve: Array = np.mean(curves, axis=0)[1:STEPS]
         return curve
 
     def reliability(self) -> tuple[Band, Array, Array]:

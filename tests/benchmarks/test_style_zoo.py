@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from benchmarks import style_zoo, style_zoo_train
 from benchmarks.style_zoo_train import PRICES, RECIPES, Goals, Photographs, Stage, Training, fresh, running_mean, train
 from retable.platform.errors import UserError
+from retable.platform.store.weights import metadata
 from retable.tasks.style.cli import app
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.transformer import read, zoo
@@ -160,3 +161,37 @@ def test_crops_are_of_the_photographs(shared):
     assert crops.shape == (5, 3, 64, 64) and 0 <= float(crops.min()) < float(crops.max()) <= 1
     assert torch.equal(crops, photographs.draw(np.random.default_rng(0), 5, 64))
     assert not torch.equal(crops, photographs.draw(np.random.default_rng(1), 5, 64))
+
+
+def test_a_training_that_diverges_keeps_its_last_finite_state(shared, tmp_path, monkeypatch):
+    """The loss is printed every 50 steps alone; a save between two of these must not replace what can be continued."""
+    monkeypatch.setattr(style_zoo_train, "SAVED", -1.0)
+    stage = Stage(name="x", rate=1e-2, lattice=0, batch=1, size=64, steps=4)
+
+    def diverge(heard, photographs, rng, pace):
+        return {"pixels": heard(photographs).made.square().mean() * (float("nan") if training.steps == 2 else 1)}
+
+    training = Training(fresh(4), stage, tmp_path / "x.state", torch.nn.Module(), "cpu")
+    with pytest.raises(UserError, match=r"x\.state: the weights after step 3 are not finite"):
+        training.run(diverge, Photographs(shared, TINY, "cpu"))
+    state = torch.load(tmp_path / "x.state", weights_only=True)
+    assert state["at"][0] == 2 and all(value.isfinite().all() for value in state["network"].values())
+
+
+def test_a_file_says_how_many_pictures_its_network_saw(made, shared, tmp_path):
+    """Not how many the recipe asks for: a folder may hold fewer."""
+    assert "2 photographs of BSDS500 (training and validation) and 1 generated" in described(
+        made / "the_scream.safetensors"
+    )
+    for name in ("data/style/bsds500", "weights/style"):
+        (tmp_path / name).mkdir(parents=True)
+    for file in (shared / "weights/style").glob("vgg19_*.pth"):
+        (tmp_path / "weights/style" / file.name).symlink_to(file)
+    (photograph, *_) = sorted((shared / "data/style/bsds500").glob("train_*.jpg"))
+    (tmp_path / "data/style/bsds500" / photograph.name).symlink_to(photograph)
+    train("the_scream", tmp_path / "out", tmp_path, 0, 1, TINY)
+    assert "1 photographs of BSDS500" in described(tmp_path / "out/the_scream.safetensors")
+
+
+def described(file):
+    return json.loads(metadata(file.read_bytes())["provenance"])["data_description"]

@@ -1,10 +1,13 @@
 """The board tells how long the rest will take only once it can."""
 
+import io
 import time
 
 import pytest
+from rich.console import Console
 
-from retable.platform.console import LeftColumn, ProgressBoard, items, whole
+from retable.platform import console as consoles
+from retable.platform.console import LeftColumn, ProgressBoard, items, progress_bar, whole
 from retable.platform.errors import UserError
 from retable.platform.text import seconds_of
 
@@ -42,6 +45,34 @@ def test_a_time_is_read_as_people_write_it(text, seconds):
 def test_what_is_no_time_is_a_line(text):
     with pytest.raises(UserError, match=f"^--deadline {text}: write a time such as 2h, 90m, 1h30m or 45s$"):
         seconds_of(text, "--deadline")
+
+
+def test_a_title_is_no_markup(capsys):
+    """A folder may be called so."""
+    with progress_bar("checking [/x] [bold]y") as advance:
+        advance(1, 2)
+    assert capsys.readouterr().out == "checking [/x] [bold]y\n"
+
+
+def test_a_bar_shows_what_is_being_done(monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=True, force_interactive=True, width=100)
+    monkeypatch.setattr(consoles, "console", screen)
+    with progress_bar("", "files") as advance:
+        advance(1.5, 4, "a[/b].jpg loss 3")
+    shown = screen.file.getvalue()
+    assert "a[/b].jpg loss 3" in shown and "38%" in shown
+
+
+@pytest.mark.parametrize(("unit", "lines"), [("files", ["x: 1/4 files, ", "x: 2/? files, "]), ("", [])])
+def test_without_a_terminal_work_that_is_counted_is_a_line_now_and_then(monkeypatch, capsys, unit, lines):
+    monkeypatch.setattr(consoles, "EVERY", 0.0)
+    with progress_bar("x", unit) as advance:
+        advance(1, 4)
+        advance(2, 0)
+    title, *rest = capsys.readouterr().out.splitlines()
+    assert title == "x" and len(rest) == len(lines)
+    assert all(line.startswith(wanted) and "files/s" in line for line, wanted in zip(rest, lines, strict=True))
+    assert not rest or ("left" in rest[0] and "left" not in rest[1])
 
 
 @pytest.mark.parametrize(

@@ -406,3 +406,24 @@ def test_sound_recordings_of_many_environments_are_fine_and_lost_marks_are_found
         whole[key][lost] = False
     (line,) = data.inspect(write(tmp_path / "b.hdf5", whole, "v0"), environment)[0]
     assert f"in {', '.join(f'row {row}' for row in lost)};" in line
+
+
+@pytest.mark.parametrize("mending", [False, True])
+def test_ends_are_looked_for_once(
+    cheetah: Arrays, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mending: bool
+) -> None:
+    """Whether they can be found decides if the file is sound; the same search says what is mended."""
+    searches = []
+    idle = episodes._idle
+
+    def counted(*given: Any) -> Any:
+        searches.append(given)
+        return idle(*given)
+
+    monkeypatch.setattr(episodes, "_idle", counted)
+    path = write(tmp_path / "a.hdf5", without(cheetah, *range(EPISODES)))
+    if mending:
+        data.convert(path, storage, "HalfCheetah", "mine", mending=True)
+    else:
+        assert data.check(path)
+    assert len(searches) == 1

@@ -23,7 +23,7 @@ from retable.tasks.rl.play.evaluate import make, rollout, scale
 from retable.tasks.rl.predict import evaluate, predict
 from retable.tasks.rl.recordings.d4rl import published_as
 from retable.tasks.rl.recordings.prepare import describe
-from retable.tasks.rl.tools.minari import import_minari, inspect
+from retable.tasks.rl.tools.minari import _settings, import_minari, inspect
 from tests.rl import toys
 from tests.rl.d4rl_files import MIXED, Arrays, make_arrays, write
 from tests.rl.tools import test_minari
@@ -211,6 +211,23 @@ def test_a_plain_set_has_no_settings(storage: Storage, tmp_path: Path) -> None:
     wrapped = {"additional_wrappers": [{"name": "RecordEpisodeStatistics", "kwargs": {}}, {"name": "ClipAction"}]}
     info = import_minari(minari(tmp_path / "set", env_spec={**wrapped, "kwargs": {"render_mode": None}}), storage)
     assert "settings" not in info and data.simulator("Hopper", info) == "Hopper-v5"
+
+
+def test_defaults_that_json_writes_otherwise_are_no_settings(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Environments have NumPy's arrays and nested tuples as defaults; metadata hold them as lists."""
+    usual: dict[str, Any] = {"healthy_z_range": np.array([0.7, 3.0]), "healthy_angle_range": (np.float32(-0.5), 0.5)}
+    usual["healthy_state_range"] = ((-1, 1), (-2, 2))
+    monkeypatch.setattr(gymnasium.registry["Hopper-v5"], "kwargs", usual)
+    same = {
+        "healthy_z_range": [0.7, 3.0],
+        "healthy_angle_range": [-0.5, 0.5],
+        "healthy_state_range": [[-1, 1], [-2, 2]],
+    }
+    assert _settings(tmp_path, {**DEFAULTS["env_spec"], "kwargs": same}) == {}
+    other = {**same, "healthy_z_range": [0.7, 3.5]}
+    assert _settings(tmp_path, {**DEFAULTS["env_spec"], "kwargs": other}) == {"healthy_z_range": [0.7, 3.5]}
 
 
 @pytest.mark.parametrize(("spec", "what"), [

@@ -12,14 +12,19 @@ from PIL import Image
 from pyarrow import fs
 
 from retable.platform.errors import UserError
+from retable.platform.spec.task import data_folder
 from retable.platform.store.storage import Storage
 from retable.tasks.style import data
 from retable.tasks.style.config import Config
 from retable.tasks.style.files import assets, generate
 from retable.tasks.style.files.check import check
-from retable.tasks.style.files.prepare import describe, folder, import_folder, index_folder, make_generated, prepare
+from retable.tasks.style.files.prepare import describe, import_folder, index_folder, make_generated, prepare
 
 module = importlib.import_module("retable.tasks.style.files.prepare")  # the task exports a function so named
+
+
+def folder(storage, name):
+    return data_folder(storage, "style", name)
 
 
 def picture(path, number=0, height=40, width=48):
@@ -364,3 +369,17 @@ def test_pictures_that_training_does_not_read_are_converted_or_named(tmp_path, s
     (line,) = info["left_out"]
     assert line.endswith("IMG_1.HEIC: HEIC; it is read where pillow-heif is installed: pip install pillow-heif")
     assert check(place) == []
+
+
+@pytest.mark.parametrize("where", ["local", "bucket"])
+def test_pictures_that_are_converted_are_decoded_once(tmp_path, storage, monkeypatch, where):
+    album = tmp_path / "album"
+    picture(album / "a.png")
+    for name in ("b", "c", "c.c"):
+        Image.fromarray(np.full((40, 50, 3), (200, 40, 40), np.uint8)).save(album / f"{name}.ppm")
+    read, times = module.images.read, []
+    monkeypatch.setattr(module.images, "read", lambda source: times.append(source) or read(source))
+    place = folder(storage if where == "local" else bucket(), "converted")
+    info = import_folder(album, place, "converted", 1)
+    assert len(times) == 3 and info["training"] == 3 and check(place) == []
+    assert sorted(path.split("/")[1] for path in data.pictures_below(place)) == ["a.png", "b.jpg", "c.c.jpg", "c.jpg"]

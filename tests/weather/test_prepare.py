@@ -10,7 +10,7 @@ import pytest
 from pyarrow import fs
 
 from retable.platform.errors import UserError
-from retable.platform.spec.task import Source
+from retable.platform.spec.task import Source, data_folder
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import PRESETS, Config
 from retable.tasks.weather.w4c.frames import Frames
@@ -21,7 +21,6 @@ from retable.tasks.weather.w4c.prepare import (
     caution,
     check_simulation,
     describe,
-    folder,
     index_folder,
     lengths,
     prepare,
@@ -282,7 +281,7 @@ def test_reports_say_where_data_come_from(said, expected):
 
 def test_names_of_data_sets_stay_in_their_folder(tmp_path):
     storage = Storage.open(tmp_path)
-    assert folder(storage, "w4c22").root == f"{tmp_path}/data/weather/w4c22"
+    assert data_folder(storage, "weather", "w4c22").root == f"{tmp_path}/data/weather/w4c22"
     for name in ("", "a/b", "..", ".hidden"):
         with pytest.raises(UserError):
-            folder(storage, name)
+            data_folder(storage, "weather", name)

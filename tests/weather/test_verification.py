@@ -8,7 +8,7 @@ import pytest
 from retable.platform.errors import UserError
 from retable.tasks.weather import cli, figures, metrics
 from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, agreement, cases, draw_cases
-from retable.tasks.weather.verification import Verification, banded, brier, contingency, fractions, known_mean
+from retable.tasks.weather.verification import Verification, banded, brier, contingency, known_mean
 from tests.weather.test_metrics import field, loop_counts
 from tests.weather.toys import config, make, run
 
@@ -77,7 +77,7 @@ def test_reliability_and_briers_parts_are_what_pixels_say(fields, part):
 def test_what_is_not_defined_is_no_number():
     dry = np.array([[0, 0, 0, 9.0], [0, 3, 0, 6]])
     assert np.array_equal(contingency(dry), [[0, np.nan, np.nan, np.nan], [0, np.nan, 1, np.nan]], equal_nan=True)
-    assert np.isnan(fractions(np.zeros((4, 2)))).all()
+    assert np.isnan(metrics.fss(np.zeros((4, 2)))).all()
     assert np.isnan(brier(np.zeros((201, 2)))).all()
     always = np.zeros((201, 2))
     always[200, 1] = 5

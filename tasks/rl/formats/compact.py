@@ -89,8 +89,8 @@ def pack(
         UserError: where a value is too large for float16 or not finite for int8, or there are too many numbers.
         ValueError: where a tensor is not float32, has other dimensions, or is not 0 outside its mask.
     """
-    known = masks or {}
-    parts = {name: encode(value, precision, name, known.get(name)) for name, value in weights.items()}
+    given = masks or {}
+    parts = {name: encode(value, precision, name, given.get(name)) for name, value in weights.items()}
     return assemble(parts, precision, about)
 
 
@@ -102,11 +102,11 @@ def encode(tensor: Tensor, precision: Precision, name: str, mask: Tensor | None 
     bits = np.ascontiguousarray(numbers).view(TYPES[form(precision, tensor.dim())][0]).ravel()
     positions = np.flatnonzero(bits)
     if mask is not None:
-        known = np.flatnonzero(mask.numpy())
-        if not np.isin(positions, known, assume_unique=True).all():
+        allowed = np.flatnonzero(mask.numpy())
+        if not np.isin(positions, allowed, assume_unique=True).all():
             raise ValueError(f"{name} is not 0 outside its mask")
-        planes = _planes(bits[known])
-        return Encoded(tuple(tensor.shape), len(known), 0, scale, (b"", *map(_deflated, planes)))
+        planes = _planes(bits[allowed])
+        return Encoded(tuple(tensor.shape), len(allowed), 0, scale, (b"", *map(_deflated, planes)))
     zeros = np.diff(positions, prepend=-1) - 1
     ends = np.cumsum(zeros // ESCAPE + 1)
     gaps = np.full(ends[-1] if len(ends) else 0, ESCAPE, np.uint8)
@@ -146,14 +146,14 @@ def unpack(data: bytes, name: str, masks: Callable[[Any], Mapping[str, Tensor]] 
     """
     with _one_line(name):
         header, start = _header(data)
-        known = masks(header["about"]) if masks else {}
+        drawn = masks(header["about"]) if masks else {}
         tensors = {}
         for key, shape, kept, gaps, scale, lengths in header["tensors"]:
             ends = start + np.cumsum([0, *lengths])
             start = int(ends[-1])
             streams = tuple(data[a:b] for a, b in pairwise(ends))
             part = Encoded(tuple(shape), kept, gaps, scale, streams)
-            tensors[key] = _decode(part, header["precision"], known.get(key))
+            tensors[key] = _decode(part, header["precision"], drawn.get(key))
         return tensors
 
 

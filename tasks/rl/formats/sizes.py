@@ -94,10 +94,10 @@ def every_size(weights: Mapping[str, Tensor], archives: bool = False) -> dict[st
         networks.setdefault(name.split(".")[0], {})[name] = value
     policies = ("bc", "bcq") if "actor" in networks else ("bc",)
     acting = {f"deployable_{policy}": deployable(weights, policy) for policy in policies}
-    found = {what: {"dense": file_bytes(state)} for what, state in acting.items()}
+    counts = {what: {"dense": file_bytes(state)} for what, state in acting.items()}
     for network, state in networks.items():
-        own = {name.removeprefix(f"{network}."): value for name, value in state.items()}
-        found[network] = stored_bytes(own) | (archived_bytes(own) if archives else {})
+        parameters = {name.removeprefix(f"{network}."): value for name, value in state.items()}
+        counts[network] = stored_bytes(parameters) | (archived_bytes(parameters) if archives else {})
     for form, precision in COMPACT.items():
         with suppress(UserError):
             encoded = {name: encode(value, precision, name) for name, value in weights.items()}
@@ -106,12 +106,12 @@ def every_size(weights: Mapping[str, Tensor], archives: bool = False) -> dict[st
                 for what, state in (networks | acting).items()
             }
             for what, file in files.items():
-                found[what][form] = len(file)
-    found["all"] = {form: sum(found[network][form] for network in networks) for form in found["vae"]}
-    counted = {f"bytes/{what}/{form}": float(size) for what, sizes in found.items() for form, size in sizes.items()}
+                counts[what][form] = len(file)
+    counts["all"] = {form: sum(counts[network][form] for network in networks) for form in counts["vae"]}
+    counted = {f"bytes/{what}/{form}": float(size) for what, sizes in counts.items() for form, size in sizes.items()}
     ratios = {
-        f"smaller/{what}/{form}": found["all"]["dense"] / size
+        f"smaller/{what}/{form}": counts["all"]["dense"] / size
         for what in ("all", *acting)
-        for form, size in found[what].items()
+        for form, size in counts[what].items()
     }
     return counted | ratios

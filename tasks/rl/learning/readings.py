@@ -41,6 +41,8 @@ FORMATS = {
     "compact_int8": "ours, int8",
 }
 """Formats of files: their names."""
+DENSE_RAW = "dense, raw states"
+"""Label of the dense network's row on raw states."""
 LEVELS = (0.5, 0.9)
 """Shares of the dense network's final return whose reaching is counted."""
 
@@ -70,13 +72,13 @@ def metric_of(results: Results) -> tuple[str, str]:
 
 def over_updates(results: Results, row: str, **axes: object) -> dict[Any, list[tuple[int, float]]]:
     """Return each seed's checkpoints in order: the updates made, and the return as a share of the behaviour's."""
-    found: dict[Any, list[tuple[int, float]]] = {}
+    by_seed: dict[Any, list[tuple[int, float]]] = {}
     for replicate in results.select(row, **axes):
         share = replicate.metrics.get("behaviour_share")
         if share is not None and replicate.view is not None:
             updates = replicate.view.epoch * replicate.config.steps
-            found.setdefault(replicate.axes["seed"], []).append((updates, share))
-    return {seed: sorted(checkpoints) for seed, checkpoints in found.items()}
+            by_seed.setdefault(replicate.axes["seed"], []).append((updates, share))
+    return {seed: sorted(checkpoints) for seed, checkpoints in by_seed.items()}
 
 
 def reached(checkpoints: Sequence[tuple[int, float]], wanted: float) -> float | None:
@@ -109,11 +111,11 @@ def updates_needed(results: Results, row: str, level: float, environment: str, p
     dense = final(results, "dense", "behaviour_share", **at)
     if not dense.size or dense.mean() <= 0:
         return {}
-    found = {}
+    needed = {}
     for seed, checkpoints in over_updates(results, row, **at).items():
         updates = reached(checkpoints, level * float(dense.mean()))
-        found[seed] = Needed(checkpoints[-1][0], False) if updates is None else Needed(updates, True)
-    return found
+        needed[seed] = Needed(checkpoints[-1][0], False) if updates is None else Needed(updates, True)
+    return needed
 
 
 def in_words(seeds: Iterable[Needed]) -> str:
@@ -140,8 +142,8 @@ def file_sizes(
 ) -> tuple[list[float], list[float]]:
     """Return the sparsities that were run with SNIP, the dense network as 0, and the mean bytes of a file there."""
     rows = {0.0: "dense", **{sparsity: label("snip", sparsity) for sparsity in sparsities}}
-    found = {s: results.values(row, f"bytes/{network}/{form}") for s, row in rows.items()}
-    there = {sparsity: float(values.mean()) for sparsity, values in found.items() if values.size}
+    bytes_of = {s: results.values(row, f"bytes/{network}/{form}") for s, row in rows.items()}
+    there = {sparsity: float(values.mean()) for sparsity, values in bytes_of.items() if values.size}
     return list(there), list(there.values())
 
 

@@ -50,8 +50,8 @@ class RandomTransitions:
         """Return `size` transitions."""
         drawn = torch.Generator().manual_seed(self.seed)
         shapes = {"observation": self.states, "action": self.actions, "next_observation": self.states, "reward": 1}
-        found = {name: torch.randn(size, width, generator=drawn) for name, width in shapes.items()}
-        return {**found, "action": found["action"].tanh(), "not_done": torch.ones(size, 1)}
+        tensors = {name: torch.randn(size, width, generator=drawn) for name, width in shapes.items()}
+        return {**tensors, "action": tensors["action"].tanh(), "not_done": torch.ones(size, 1)}
 
     def place(self, device: torch.device) -> None:
         """Do nothing: samples are drawn on the CPU."""

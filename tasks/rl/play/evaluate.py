@@ -66,10 +66,10 @@ def versions(environment: str) -> list[str]:
     """Return the versions of an environment that Gymnasium registers, `v2`, ..., `v5`, the newest last."""
     import gymnasium
 
-    found = [
+    registered = [
         spec.version for spec in gymnasium.registry.values() if spec.namespace is None and spec.name == environment
     ]
-    return [f"v{version}" for version in sorted(version for version in found if version is not None)]
+    return [f"v{version}" for version in sorted(version for version in registered if version is not None)]
 
 
 def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
@@ -85,8 +85,8 @@ def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
     name, _, text = environment_id.partition(" ")
     settings = json.loads(text or "{}")
     if name not in gymnasium.registry:
-        known = [name for name, spec in gymnasium.registry.items() if "gymnasium.envs.mujoco" in str(spec.entry_point)]
-        raise UserError(f"unknown environment {name!r}{nearest(name, known)}")
+        names = [name for name, spec in gymnasium.registry.items() if "gymnasium.envs.mujoco" in str(spec.entry_point)]
+        raise UserError(f"unknown environment {name!r}{nearest(name, names)}")
     try:
         with warnings.catch_warnings(), _quiet_mujoco():
             # "v4 is out of date": we ask for it, because D4RL's rewards are those of v4.
@@ -153,8 +153,8 @@ def check_sizes(environment_id: str, states: int, actions: int, what: str) -> No
         UserError: then, with the versions that fit, and where the environment is unknown or cannot be built.
 
     """
-    found = spaces(environment_id)
-    sizes = (found.states, len(found.low))
+    space = spaces(environment_id)
+    sizes = (space.states, len(space.low))
     if sizes != (states, actions):
         fitting = [name for name in _other_versions(environment_id) if _fits(name, states, actions)]
         remedy = "give data of this environment, or name another"
@@ -170,10 +170,10 @@ def _other_versions(environment_id: str) -> list[str]:
 
 def _fits(environment_id: str, states: int, actions: int) -> bool:
     try:
-        found = spaces(environment_id)
+        space = spaces(environment_id)
     except UserError:  # such as v2, which needs another package
         return False
-    return (found.states, len(found.low)) == (states, actions)
+    return (space.states, len(space.low)) == (states, actions)
 
 
 def scale(actions: Array, space: gymnasium.spaces.Space[Any]) -> Array:

@@ -60,8 +60,8 @@ def networks_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def by_network(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return a run's weights by network, without the statistics of its states: `vae` -> `e1.weight` -> tensor."""
-    found: dict[str, dict[str, Tensor]] = {}
+    networks: dict[str, dict[str, Tensor]] = {}
     for name, value in networks_of(weights).items():
         network, parameter = name.split(".", 1)
-        found.setdefault(network, {})[parameter] = value
-    return found
+        networks.setdefault(network, {})[parameter] = value
+    return networks

@@ -45,7 +45,7 @@ Objective = Callable[[Batch, Noise], Tensor]
 
 
 def dense(config: Config) -> bool:
-    """Say whether the config prunes nothing."""
+    """Return whether the config prunes nothing."""
     return isinstance(config.prune, Dense | SmallDense)
 
 
@@ -63,7 +63,7 @@ def masks(configs: Sequence[Config], networks: Networks, sample: Sample) -> tupl
         ValueError: where GraSP has fewer than two transitions to halve.
 
     """
-    found, zeros = [], []
+    members, zeros = [], []
     for member, config in enumerate(configs):
         one = build([config], *_shape(networks), networks.vae.max_action)
         load(one, 0, unstack(networks, member))
@@ -72,11 +72,11 @@ def masks(configs: Sequence[Config], networks: Networks, sample: Sample) -> tupl
             drawn = sample(member, config.prune.batch)
             batch = {name: value.detach().cpu().unsqueeze(0) for name, value in drawn.items()}
         by_layer, zero = _member(config, one, batch)
-        found.append(by_layer)
+        members.append(by_layer)
         zeros.append(zero)
     stacked = {
-        network: {layer: torch.stack([member[network][layer] for member in found]) for layer in found[0][network]}
-        for network in found[0]
+        network: {layer: torch.stack([member[network][layer] for member in members]) for layer in members[0][network]}
+        for network in members[0]
     }
     return stacked, zeros
 
@@ -88,7 +88,7 @@ def _shape(networks: Networks) -> tuple[int, int]:
 
 def _member(config: Config, networks: Networks, batch: Batch) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
     """Find one member's masks, (out, in) each, and its shares of zero scores; `networks` is a stack of one."""
-    found: dict[str, dict[str, Tensor]] = {}
+    network_masks: dict[str, dict[str, Tensor]] = {}
     zeros: dict[str, float] = {}
     names = [name for name in NETWORKS if getattr(networks, name) is not None]
     for name in names:
@@ -105,10 +105,10 @@ def _member(config: Config, networks: Networks, batch: Batch) -> tuple[dict[str,
             case method:
                 flat, zeros[name] = _by_scores(method, name, config, networks, batch)
         parts = torch.split(flat, [weight.numel() for weight in weights.values()])
-        found[name] = {
+        network_masks[name] = {
             layer: part.view(weight.shape[1:]) for (layer, weight), part in zip(weights.items(), parts, strict=True)
         }
-    return found, zeros
+    return network_masks, zeros
 
 
 def draw(method: Random | Erk, shapes: Sequence[tuple[int, int]], seed: int, network: str) -> Bool[Tensor, " weights"]:
@@ -205,7 +205,7 @@ def _scores(method: Snip | Grasp | Magnitude, name: str, config: Config, network
 
 
 def _objective(name: str, config: Config, networks: Networks, batch: Batch) -> tuple[Objective, Batch, Noise]:
-    """Give one network's training loss, the batch and its latents, which stay the same for every pass.
+    """Return one network's training loss, the batch and its latents, which stay the same for every pass.
 
     The critic's target comes from the networks themselves: fresh target networks are copies of them.
     """
@@ -259,7 +259,9 @@ def grasp(objective: Objective, batch: Batch, noise: Noise, weights: Sequence[Te
     products = [torch.zeros_like(weight) for weight in weights]
     for half in halves:
         gradients = torch.autograd.grad(objective(*half), weights, create_graph=True)
-        inner = torch.stack([(g * own).sum() for g, own in zip(total, gradients, strict=True)]).sum()
+        inner = torch.stack(
+            [(g * half_gradient).sum() for g, half_gradient in zip(total, gradients, strict=True)]
+        ).sum()
         # A weight that enters the loss linearly and alone has no second derivative, not a zero one.
         for sum_, product in zip(products, torch.autograd.grad(inner, weights, allow_unused=True), strict=True):
             if product is not None:

@@ -21,16 +21,16 @@ def validate(learner: OfflineLearner, data: Any) -> list[dict[str, float]]:
 
     `zero_scores/<network>`, the share of scores that were exactly 0, is that of the pruning (SNIP, GraSP, magnitude).
     """
-    found = []
+    metrics = []
     for state, zeros in zip(learner.state_dict(), learner.zero_scores, strict=True):
         weights = state["weights"]
         shapes = (shape(name, tensors, data.states) for name, tensors in by_network(weights).items())
-        found.append({key: value for one in shapes for key, value in one.items()})
-        found[-1] |= {f"zero_scores/{name}": share for name, share in zeros.items()}
+        metrics.append({key: value for one in shapes for key, value in one.items()})
+        metrics[-1] |= {f"zero_scores/{name}": share for name, share in zeros.items()}
         if learner.updates >= learner.configs[0].epochs * learner.configs[0].steps:  # as costly as several updates
             bcq = learner.networks.critic is not None  # no table has archives of the VAE alone
-            found[-1] |= every_size(networks_of(weights), archives=bcq and learner.updates >= ARCHIVED_FROM)
-    return found
+            metrics[-1] |= every_size(networks_of(weights), archives=bcq and learner.updates >= ARCHIVED_FROM)
+    return metrics
 
 
 def shape(network: str, tensors: Mapping[str, Tensor], states: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ from retable.platform.store.hdf5 import plain_numbers
 from retable.platform.text import plural
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes
-from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of, with_remedy
+from retable.tasks.rl.recordings.episodes import Ends, Recording, Rows, find_ends, record_of, with_remedy
 
 if TYPE_CHECKING:
     from retable.platform.store.download import Published
@@ -107,8 +107,10 @@ class Reading:
 
     rows: Rows | None
     """None: its arrays are not those of a recording."""
-    place: Callable[[int], str]
-    """What a row is called."""
+    ends: Ends | None
+    """None: the file has defects, so its ends were not looked for."""
+    row_name: Callable[[int], str]
+    """Returns the name of a row."""
     defects: list[str]
     """A line each, the gravest first; those of episodes' ends are not among them."""
     remarks: list[str]
@@ -131,8 +133,8 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
 
     """
     arrays = load(path)
-    if found := _misshapen(path, arrays):
-        return Reading(None, str, found, [])
+    if defects := _misshapen(path, arrays):
+        return Reading(None, None, str, defects, [])
     if space:
         check_sizes(space.environment, arrays["observations"].shape[1], arrays["actions"].shape[1], str(path))
     arrays.setdefault("timeouts", np.zeros(len(arrays["rewards"]), bool))
@@ -141,14 +143,14 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
     check_skip(path, skip, int(episode[-1]) + 1)
     numbers = np.flatnonzero(~np.isin(episode, list(skip)))
     arrays, episode = {key: array[numbers] for key, array in arrays.items()}, episode[numbers]
-    found = list(_defects(path, arrays, numbers, episode))
+    defects = list(_defects(path, arrays, numbers, episode))
     actions, remarks, beyond = scaled(arrays["actions"], space)
-    if beyond is not None and not any("'actions'" in line for line in found):
+    if beyond is not None and not any("'actions'" in line for line in defects):
         bounds, remedy = "[-1, 1]", "name the environment by --env, or scale them"
         if space:
             bounds = f"[{space.low.min():g}, {space.high.max():g}], the bounds of {space.environment}"
             remedy = "scale them"
-        found.append(f"{path}: key 'actions' leaves {bounds}, first in row {numbers[beyond]}; {remedy}")
+        defects.append(f"{path}: key 'actions' leaves {bounds}, first in row {numbers[beyond]}; {remedy}")
     rows = Rows(
         arrays["observations"],
         actions,
@@ -159,13 +161,14 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
         np.append(episode[1:] != episode[:-1], True),
         space.steps if space else None,
     )
-    if not (rows.terminals | rows.timeouts).any() and (found or not len(find_ends(rows).unmarked)):
-        found.append(f"{path}: keys 'terminals' and 'timeouts' end no episode; mark the last row of each episode")
+    ends = None if defects else find_ends(rows)
+    if not (rows.terminals | rows.timeouts).any() and (ends is None or not len(ends.unmarked)):
+        defects.append(f"{path}: keys 'terminals' and 'timeouts' end no episode; mark the last row of each episode")
 
-    def place(row: int) -> str:
+    def row_name(row: int) -> str:
         return f"row {numbers[row]}"
 
-    return Reading(rows, place, found, [*remarks, *odd_ends(rows, space, place)])
+    return Reading(rows, ends, row_name, defects, [*remarks, *odd_ends(rows, space, row_name)])
 
 
 def check_skip(path: Path, skip: Collection[int], episodes: int) -> None:
@@ -184,19 +187,19 @@ def _misshapen(path: Path, arrays: Mapping[str, Array]) -> list[str]:
     """Return one line for each array that is of other sizes than the rest."""
     remedy = "download or write it again"
     rows = arrays["observations"].shape[0] if arrays["observations"].ndim else 0
-    found = []
+    defects = []
     for key, array in arrays.items():
         axes = ["(N,)", "(N, size)"][AXES[key] - 1]
         if array.ndim != AXES[key] or 0 in array.shape[1:]:
-            found.append(f"{path}: key '{key}' has shape {array.shape}, not {axes}; {remedy}")
+            defects.append(f"{path}: key '{key}' has shape {array.shape}, not {axes}; {remedy}")
         elif len(array) != rows:
-            found.append(f"{path}: key '{key}' has {len(array)} rows, 'observations' {rows}; {remedy}")
+            defects.append(f"{path}: key '{key}' has {len(array)} rows, 'observations' {rows}; {remedy}")
     nexts = arrays.get("next_observations", arrays["observations"])
-    if not found and nexts.shape != arrays["observations"].shape:
-        found.append(f"{path}: key 'next_observations' is not shaped as 'observations'; {remedy}")
-    if not found and not rows:
-        found.append(f"{path}: key 'observations' has no rows; {remedy}")
-    return found
+    if not defects and nexts.shape != arrays["observations"].shape:
+        defects.append(f"{path}: key 'next_observations' is not shaped as 'observations'; {remedy}")
+    if not defects and not rows:
+        defects.append(f"{path}: key 'observations' has no rows; {remedy}")
+    return defects
 
 
 def _defects(path: Path, arrays: Mapping[str, Array], numbers: Array, episode: Array) -> Iterator[str]:
@@ -225,10 +228,13 @@ def scaled(actions: Array, space: Spaces | None) -> tuple[Array, list[str], int 
     if space is None or unit:
         return actions, [], beyond
     middle, half = (space.high + space.low) / 2, (space.high - space.low) / 2
-    own = ((actions - middle) / half).astype(np.float32)
-    outside, bounds = _outside(own), f"the bounds of {space.environment}, [{space.low.min():g}, {space.high.max():g}]"
+    mapped = ((actions - middle) / half).astype(np.float32)
+    outside, bounds = (
+        _outside(mapped),
+        f"the bounds of {space.environment}, [{space.low.min():g}, {space.high.max():g}]",
+    )
     if not outside.any():
-        return own, [f"actions are scaled to [-1, 1] from {bounds}"], None
+        return mapped, [f"actions are scaled to [-1, 1] from {bounds}"], None
     if beyond is None:
         return actions, [f"actions leave {bounds}, and are taken as scaled to [-1, 1]"], None
     return actions, [], int(outside.argmax())
@@ -238,8 +244,8 @@ def _outside(actions: Array) -> Array:
     return np.asarray((np.abs(actions) > 1 + TOLERANCE).any(axis=1))
 
 
-def odd_ends(rows: Rows, space: Spaces | None, place: Callable[[int], str]) -> list[str]:
-    """Return remarks on episodes that end where their environment does not let them; `place` is what a row is called.
+def odd_ends(rows: Rows, space: Spaces | None, row_name: Callable[[int], str]) -> list[str]:
+    """Return remarks on episodes that end where their environment does not let them; `row_name` names a row.
 
     They are longer than its limit, or terminal there, or terminal though it never terminates.
     """
@@ -247,16 +253,16 @@ def odd_ends(rows: Rows, space: Spaces | None, place: Callable[[int], str]) -> l
         return [UNKNOWN]
     ends = np.flatnonzero(rows.last)
     lengths = np.diff(ends, prepend=-1)
-    found, terminal = too_long(lengths, space), np.flatnonzero(rows.terminals)
+    remarks, terminal = too_long(lengths, space), np.flatnonzero(rows.terminals)
     why, remedy = f"{space.environment} never terminates, but", "; mark time-outs in 'timeouts' alone"
     if space.environment.partition("-")[0] in ENDLESS and terminal.size:
-        return [*found, f"{why} {plural(terminal.size, 'row')} are terminal, first {place(terminal[0])}{remedy}"]
+        return [*remarks, f"{why} {plural(terminal.size, 'row')} are terminal, first {row_name(terminal[0])}{remedy}"]
     full = ends[lengths == space.steps]
     full = full[rows.terminals[full]]
     if full.size:
         where = f"{plural(full.size, 'row')} at the limit of {space.environment}, {space.steps:,} steps"
-        found.append(f"{where}, are terminal, first {place(full[0])}{remedy}")
-    return found
+        remarks.append(f"{where}, are terminal, first {row_name(full[0])}{remedy}")
+    return remarks
 
 
 def too_long(lengths: Array, space: Spaces) -> list[str]:
@@ -270,9 +276,9 @@ def too_long(lengths: Array, space: Spaces) -> list[str]:
 
 def end_defects(path: Path, reading: Reading) -> list[str]:
     """Return a line for each kind of wrong end of episodes, where a file is sound otherwise."""
-    if reading.rows is None or reading.defects:
+    if reading.ends is None or reading.defects:
         return []
-    return [f"{path}: {line}" for line in with_remedy(find_ends(reading.rows), reading.place)]
+    return [f"{path}: {line}" for line in with_remedy(reading.ends, reading.row_name)]
 
 
 def read_d4rl(path: Path, space: Spaces | None = None, skip: Collection[int] = (), mending: bool = False) -> Recording:
@@ -292,11 +298,11 @@ def read_d4rl(path: Path, space: Spaces | None = None, skip: Collection[int] = (
     reading = read(path, space, skip)
     for defect in reading.defects:
         raise UserError(defect)
-    assert reading.rows is not None
-    found = record_of(path, reading.rows, reading.place, reading.remarks, mending)
-    if not len(found.columns["step"]):
+    assert reading.rows is not None and reading.ends is not None
+    recording = record_of(path, reading.rows, reading.ends, reading.row_name, reading.remarks, mending)
+    if not len(recording.columns["step"]):
         raise UserError(f"{path}: no row has a successor; write 'next_observations' or longer episodes")
-    return found
+    return recording
 
 
 def sha256(path: Path) -> str:
@@ -309,20 +315,20 @@ def published() -> dict[str, Published]:
     """Return D4RL's files by name, such as `hopper-expert-v2`, as they can be downloaded; version 2 comes first."""
     from retable.platform.store.download import Published, Remote
 
-    found = {}
+    sets = {}
     for digest, about in sorted(D4RL["files"].items(), key=lambda item: item[1]["name"][::-1], reverse=True):
         file = about["url"].rpartition("/")[2]
         name = file.removesuffix(".hdf5").replace("_", "-")
         remote = Remote(about["url"], file, about["bytes"], f"sha256:{digest}")
         title = f"D4RL {about['environment']} {about['name'].removeprefix('d4rl-')}"
-        found[name] = Published(name, title, D4RL["licence"], "https://github.com/Farama-Foundation/D4RL", [remote])
-    return found
+        sets[name] = Published(name, title, D4RL["licence"], "https://github.com/Farama-Foundation/D4RL", [remote])
+    return sets
 
 
 def published_as(path: Path) -> str:
-    """Say which of D4RL's published files a file is, by its SHA-256, or of which others its name is."""
-    if found := D4RL["files"].get(sha256(path)):
-        return f"D4RL's {found['environment']} {found['name'].removeprefix('d4rl-')}"
+    """Return which of D4RL's published files a file is, by its SHA-256, or which other set its name belongs to."""
+    if entry := D4RL["files"].get(sha256(path)):
+        return f"D4RL's {entry['environment']} {entry['name'].removeprefix('d4rl-')}"
     other = _other(path)
     return f"by its name D4RL's {other}: not one that can be played here" if other else "not one of D4RL's files"
 
@@ -335,9 +341,9 @@ def named_environment(path: Path) -> tuple[str | None, str]:
     """Return the environment and its version that a file is of, by its contents or its name; None, `unknown`."""
     if published := D4RL["files"].get(sha256(path)):
         return published["environment"], "v2"
-    said = origin(path)
+    about = origin(path)
     names = {file["url"].rsplit("/", 1)[1]: file["environment"] for file in D4RL["files"].values()}
-    return said.get("environment", names.get(path.name)), said.get(
+    return about.get("environment", names.get(path.name)), about.get(
         "simulator", "v2" if path.name in names else "unknown"
     )
 
@@ -347,23 +353,23 @@ def origin(path: Path) -> dict[str, Any]:
     with h5py.File(path, "r") as file:
         text = file.attrs.get("retable")
     try:
-        said = json.loads(text) if isinstance(text, str) else None
+        about = json.loads(text) if isinstance(text, str) else None
     except ValueError:
-        said = None
-    said = said if isinstance(said, dict) else {}
-    return {key: value for key, value in said.items() if key not in IDENTITY or isinstance(value, str)}
+        about = None
+    about = about if isinstance(about, dict) else {}
+    return {key: value for key, value in about.items() if key not in IDENTITY or isinstance(value, str)}
 
 
 def contradicted(path: Path, environment: str | None) -> str:
     """Return in words that a recording of ours is of another environment than is given; nothing if it is not."""
-    own = origin(path).get("environment")
-    if own is None or environment in (None, own):
+    recorded = origin(path).get("environment")
+    if recorded is None or environment in (None, recorded):
         return ""
-    return f"{path}: recorded in {own}, not in {environment!r}; leave --env out"
+    return f"{path}: recorded in {recorded}, not in {environment!r}; leave --env out"
 
 
 def identify(source: Path, environment: str | None, name: str | None) -> dict[str, Any]:
-    """Say what a file is (source, name, environment, simulator, ...), by its SHA-256 and what the user calls it.
+    """Return a file's source, name, environment, simulator, ..., from its SHA-256 and the names that the user gave.
 
     Raises:
         UserError: where the environment or name is missing, reserved or contradicted.
@@ -386,29 +392,38 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
         }
     if wrong := contradicted(source, environment):
         raise UserError(wrong)
-    said = origin(source)
-    environment = environment or said.get("environment")
+    about = origin(source)
+    environment = environment or about.get("environment")
     if not environment or not name:
         why = impostor(source, checksum)
         if not why and (other := _other(source)):
             why = f"{source}: by its name D4RL's {other}: not one that can be played here"
         why = why or f"{source}: not a file that D4RL published"
         raise UserError(f"{why}; to use it as your own data, give its environment and a name")
-    if name.startswith("d4rl") or name in ("recorded", "mixed"):
-        raise UserError(f"{source}: the name {name!r} is kept for other data; choose another name")
+    check_name(source, name)
     return {
         "source": "file",
         "name": name,
         "environment": environment,
-        "simulator": said.get("simulator", "unknown"),
-        "generated": bool(said),
-        "cut": bool(said.get("cut")),
+        "simulator": about.get("simulator", "unknown"),
+        "generated": bool(about),
+        "cut": bool(about.get("cut")),
         "files": files,
     }
 
 
+def check_name(source: Path, name: str) -> None:
+    """Refuse a name for a user's data that is kept for D4RL's, or for our recordings.
+
+    Raises:
+        UserError: then.
+    """
+    if name.startswith("d4rl") or name in ("recorded", "mixed"):
+        raise UserError(f"{source}: the name {name!r} is kept for other data; choose another name")
+
+
 def impostor(path: Path, checksum: str) -> str | None:
-    """Say that a file is named as one of D4RL's but is another; None if that is not so."""
+    """Return an error line for a file that is named as one of D4RL's but is another; None otherwise."""
     sizes = {file["url"].rsplit("/", 1)[1]: file["bytes"] for file in D4RL["files"].values()}
     if path.name not in sizes or checksum in D4RL["files"]:
         return None

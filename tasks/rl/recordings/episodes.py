@@ -84,8 +84,8 @@ class Ends:
     disorder: float
     """Share of rows whose successor is not the next row's observation."""
 
-    def lines(self, place: Callable[[int], str]) -> Iterator[str]:
-        """Yield a line for each kind of defect; `place` is what a row is called."""
+    def lines(self, row_name: Callable[[int], str]) -> Iterator[str]:
+        """Yield a line for each kind of defect; `row_name` is what a row is called."""
         if self.disorder > 0.5:
             yield f"{self.disorder:.0%} of the successors are not the next row's observation"
         for rows, what in (
@@ -96,30 +96,29 @@ class Ends:
         ):
             if len(rows):
                 more = f" and {len(rows) - SHOWN:,} more" if len(rows) > SHOWN else ""
-                yield f"{what} {', '.join(map(place, rows[:SHOWN]))}{more}"
+                yield f"{what} {', '.join(map(row_name, rows[:SHOWN]))}{more}"
 
 
-def with_remedy(ends: Ends, place: Callable[[int], str]) -> list[str]:
+def with_remedy(ends: Ends, row_name: Callable[[int], str]) -> list[str]:
     """Return a line for each kind of defect, with what to do about it."""
     order = ends.disorder > 0.5
     remedy = "write the rows in order of time" if order else "convert or import it with --mend ends, or record it again"
-    return [f"{line}; {remedy}" for line in ends.lines(place)]
+    return [f"{line}; {remedy}" for line in ends.lines(row_name)]
 
 
 def record_of(
-    where: object, rows: Rows, place: Callable[[int], str], remarks: list[str], mending: bool, genuine: bool = True
+    where: object, rows: Rows, ends: Ends, row_name: Callable[[int], str], remarks: list[str], mending: bool
 ) -> Recording:
-    """Return what is stored of rows, their ends mended where they are wrong and that is wanted.
+    """Return what is stored of rows, their `ends` mended where they are wrong and that is wanted.
 
     Raises:
         UserError: where ends are wrong and are not to be mended, or cannot be.
 
     """
-    ends = find_ends(rows, genuine)
-    if (not mending or ends.disorder > 0.5) and (found := with_remedy(ends, place)):
-        raise UserError(f"{where}: {found[0]}")
-    found_columns, returns = columns(*mend(rows, ends))
-    return Recording(found_columns, returns, remarks, list(ends.lines(place)))
+    if (not mending or ends.disorder > 0.5) and (defects := with_remedy(ends, row_name)):
+        raise UserError(f"{where}: {defects[0]}")
+    columns_kept, returns = columns(*mend(rows, ends))
+    return Recording(columns_kept, returns, remarks, list(ends.lines(row_name)))
 
 
 def find_ends(rows: Rows, genuine: bool = True) -> Ends:
@@ -155,14 +154,14 @@ def find_ends(rows: Rows, genuine: bool = True) -> Ends:
 
 def _differs(rows: Rows) -> Array:
     """Return which rows' successors are not the next row's observation, (N - 1,) bool; none if there are none."""
-    found = np.zeros(len(rows.last) - 1, bool)
+    differs = np.zeros(len(rows.last) - 1, bool)
     if rows.successors is not None:
         near = 1e-4 * rows.observations.std(axis=0, dtype=np.float64) + 1e-6
-        for at in range(0, len(found), PART):
-            part = slice(at, min(at + PART, len(found)))
+        for at in range(0, len(differs), PART):
+            part = slice(at, min(at + PART, len(differs)))
             follows = rows.observations[part.start + 1 : part.stop + 1]
-            found[part] = ~np.isclose(rows.successors[part], follows, rtol=1e-4, atol=near).all(axis=1)
-    return found
+            differs[part] = ~np.isclose(rows.successors[part], follows, rtol=1e-4, atol=near).all(axis=1)
+    return differs
 
 
 def _idle(rows: Rows, inside: Array, differs: Array) -> Array:
@@ -177,8 +176,8 @@ def _idle(rows: Rows, inside: Array, differs: Array) -> Array:
     if not len(after) or len(steps) < 2 * PER_NUMBER:
         return np.zeros(0, np.int64)
     unusual = _unusual(rows, steps)
-    found = (unusual[after] > JUMP) & (unusual[after] > unusual[after - 1])
-    return np.append(after, final) if found.mean() > 0.5 else after[found]
+    resets = (unusual[after] > JUMP) & (unusual[after] > unusual[after - 1])
+    return np.append(after, final) if resets.mean() > 0.5 else after[resets]
 
 
 def mend(rows: Rows, ends: Ends) -> tuple[Rows, Array]:
@@ -189,13 +188,13 @@ def mend(rows: Rows, ends: Ends) -> tuple[Rows, Array]:
 
     """
     terminals, timeouts, last = rows.terminals.copy(), rows.timeouts.copy(), rows.last.copy()
-    unknown, found = np.zeros(len(last), bool), np.append(ends.unmarked, ends.shifted)
+    unknown, new_ends = np.zeros(len(last), bool), np.append(ends.unmarked, ends.shifted)
     for marks in (terminals, timeouts, last):
         marks[ends.shifted] = marks[ends.shifted + 1]
         marks[ends.shifted + 1] = False
     timeouts[ends.unmarked] = last[ends.unmarked] = True
     unknown[ends.late] = True
-    unknown[found[~_differs(rows)[found]]] = True
+    unknown[new_ends[~_differs(rows)[new_ends]]] = True
     kept = np.ones(len(last), bool)
     kept[ends.idle] = False
     return replace(rows, terminals=terminals, timeouts=timeouts, last=last).take(kept), unknown[kept]
@@ -240,8 +239,8 @@ def _at_limit(rows: Rows, jump: Array, unusual: Array) -> Array:
     full = step[:-1] % rows.limit == 0
     others = unusual[~full & ~ended]
     looked = full & ~ended
-    found: Array = looked & (unusual > max(JUMP, np.quantile(others, 0.999) if len(others) else np.inf))
-    return found if 2 * found.sum() > looked.sum() else np.zeros_like(jump)
+    ends_there: Array = looked & (unusual > max(JUMP, np.quantile(others, 0.999) if len(others) else np.inf))
+    return ends_there if 2 * ends_there.sum() > looked.sum() else np.zeros_like(jump)
 
 
 def _unusual(rows: Rows, inside: Array) -> Array:
@@ -255,7 +254,7 @@ def _unusual(rows: Rows, inside: Array) -> Array:
     rows, scale, states = replace(rows, observations=rows.observations[:, lively]), scale[lively], int(lively.sum())
     predicted = len(steps) >= PER_NUMBER * (states + rows.actions.shape[1])
 
-    def known(which: Any) -> Array:
+    def inputs(which: Any) -> Array:
         ones = np.ones((len(rows.actions[:-1][which]), 1))
         parts = (rows.observations[:-1][which], rows.actions[:-1][which]) if predicted else ()
         return np.concatenate([ones, *parts], axis=1, dtype=np.float64)
@@ -265,18 +264,18 @@ def _unusual(rows: Rows, inside: Array) -> Array:
         return change
 
     def measure(which: Any, weights: Array, inverse: Array) -> Array:
-        left = changes(which) - known(which) @ weights
+        left = changes(which) - inputs(which) @ weights
         lengths: Array = np.sqrt(((left @ inverse) * left).sum(axis=1).clip(0) / states)
         return lengths
 
     floor = np.diag((1e-3 * scale) ** 2)
     for _ in range(4):  # again without the worst: resets that have no mark
-        weights = np.linalg.lstsq(known(steps), changes(steps), rcond=None)[0]
-        left = changes(steps) - known(steps) @ weights
+        weights = np.linalg.lstsq(inputs(steps), changes(steps), rcond=None)[0]
+        left = changes(steps) - inputs(steps) @ weights
         spread = left.T @ left / len(left)
         inverse = np.linalg.inv((spread if predicted else np.diag(np.diag(spread))) + floor)
-        found = measure(steps, weights, inverse)
-        steps = steps[found <= 6 * np.median(found)]
+        distances = measure(steps, weights, inverse)
+        steps = steps[distances <= 6 * np.median(distances)]
     parts = [slice(at, at + PART) for at in range(0, len(rows.last) - 1, PART)]
     return np.concatenate([measure(part, weights, inverse) for part in parts])
 
@@ -296,7 +295,7 @@ def columns(rows: Rows, unknown: Array) -> tuple[dict[str, Array], Array]:
     kept = ~unknown | rows.terminals
     starts = np.flatnonzero(np.concatenate([[True], rows.last[:-1]]))
     step = np.arange(len(kept)) - np.repeat(starts, np.diff(starts, append=len(kept)))
-    found = {
+    table = {
         "observation": rows.observations,
         "action": rows.actions,
         "reward": rows.rewards,
@@ -306,9 +305,9 @@ def columns(rows: Rows, unknown: Array) -> tuple[dict[str, Array], Array]:
         "episode": np.repeat(np.arange(len(starts)), np.diff(starts, append=len(kept))),
         "step": step.astype(np.int32),
     }
-    found = {name: column[kept] for name, column in found.items()}
+    table = {name: column[kept] for name, column in table.items()}
     # An episode of one row that is left out leaves nothing.
-    found["episode"] = np.cumsum(np.diff(found["episode"], prepend=found["episode"][:1]) != 0).astype(np.int32)
+    table["episode"] = np.cumsum(np.diff(table["episode"], prepend=table["episode"][:1]) != 0).astype(np.int32)
     returns = np.add.reduceat(rows.rewards.astype(np.float64), starts)
     marked = (rows.terminals | rows.timeouts)[np.append(starts[1:], len(kept)) - 1]
-    return {name: found[name] for name in COLUMNS}, returns[marked]
+    return {name: table[name] for name in COLUMNS}, returns[marked]

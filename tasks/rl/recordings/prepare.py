@@ -1,4 +1,4 @@
-"""Come by data: record what can be recorded here, and say where to get the rest."""
+"""Prepare datasets: record them in a simulator; errors say where to get the others."""
 
 from __future__ import annotations
 
@@ -46,13 +46,11 @@ def prepare(config: Config, storage: Storage) -> None:
     if config.data in ("recorded", "mixed"):
         make_recording(config.environment, storage, mix=MIX if config.data == "mixed" else ())
         return
-    place = f"{storage}/data/rl/{config.environment}/{config.data}"
+    target = f"{storage}/data/rl/{config.environment}/{config.data}"
     wanted = (config.environment, config.data)
-    known = next(
-        (file["url"] for file in D4RL["files"].values() if (file["environment"], file["name"]) == wanted), None
-    )
-    origin = f"download {known}" if known else "get its .hdf5 file"
-    raise UserError(f"{place} is missing: {origin} and run `retable data convert rl FILE`, or use --set data=recorded")
+    url = next((file["url"] for file in D4RL["files"].values() if (file["environment"], file["name"]) == wanted), None)
+    origin = f"download {url}" if url else "get its .hdf5 file"
+    raise UserError(f"{target} is missing: {origin} and run `retable data convert rl FILE`, or use --set data=recorded")
 
 
 def is_published(info: Mapping[str, Any]) -> bool:
@@ -61,7 +59,7 @@ def is_published(info: Mapping[str, Any]) -> bool:
 
 
 def describe(info: Mapping[str, Any]) -> str:
-    """Say where data are from, for the reports: a number is called D4RL only on D4RL data."""
+    """Return the origin of a dataset, for reports: a number is called D4RL only on D4RL data."""
     behaviour = info.get("behaviour", {})
     mixed = f"a mix of our {', '.join(part['name'] for part in behaviour.get('parts', ()))}"
     who = {"random": "random actions", "mixed": mixed}.get(behaviour.get("policy"), "our expert")

@@ -86,7 +86,7 @@ def record(
     if transitions < max(1, len(mix)) or lanes < 1 or noise < 0:
         given = f"{transitions} transitions in {lanes} lanes with noise {noise}"
         raise UserError(f"cannot record {given}; give positive numbers")
-    if unknown := [each for each in mix if each not in BEHAVIOURS]:
+    if unknown := [part for part in mix if part not in BEHAVIOURS]:
         raise UserError(f"no behaviour {unknown[0]!r} to mix{nearest(unknown[0], BEHAVIOURS)}")
     name = "mixed" if mix else "recorded"
     target, environment_id = folder(storage, environment, name), f"{environment}-{SIMULATOR}"
@@ -99,7 +99,7 @@ def record(
     ends = _ends(arrays)
     if not ends.any():
         raise UserError(f"{transitions} transitions of {environment_id} hold no whole episode; record more")
-    said = {
+    header = {
         "environment": environment,
         "simulator": SIMULATOR,
         "seed": seed,
@@ -107,14 +107,14 @@ def record(
         "behaviour": about,
         "cut": bool(~ends[-1]),
     }
-    arrays["timeouts"][-1] |= said["cut"]
+    arrays["timeouts"][-1] |= header["cut"]
     target.remove("dataset.json")
     with tempfile.TemporaryDirectory(prefix="retable-") as scratch:
         path = Path(scratch) / f"{environment.lower()}_{name}-{SIMULATOR}.hdf5"
-        _write(path, arrays, said, f"mixture of {', '.join(mix)}" if mix else ALGORITHM[policy])
+        _write(path, arrays, header, f"mixture of {', '.join(mix)}" if mix else ALGORITHM[policy])
         target.write(path.name, path.read_bytes())
         info = {
-            **said,
+            **header,
             "source": "recorded",
             "name": name,
             "generated": True,
@@ -136,12 +136,12 @@ def _mixed(
 ) -> tuple[dict[str, Array], dict[str, Any]]:
     """Play equally many transitions of each behaviour, whole episodes alone; return them, and what each part is."""
     parts: list[dict[str, Array]] = []
-    said: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     about: dict[str, Any] = {}
     for number, name in enumerate(mix):
         behaviour, first = BEHAVIOURS[name], seed + number * lanes  # no two parts share an environment's seed
-        act, own = _policy(environment, environment_id, behaviour, first)
-        about |= {key: value for key, value in own.items() if key in ("sha256", "trained")}
+        act, origin = _policy(environment, environment_id, behaviour, first)
+        about |= {key: value for key, value in origin.items() if key in ("sha256", "trained")}
         before, share = number * transitions // len(mix), (number + 1) * transitions // len(mix)
 
         def show(done: int, _: int, before: int = before) -> None:
@@ -153,14 +153,14 @@ def _mixed(
         if not len(ends):
             raise UserError(f"{share - before} transitions of {environment_id} hold no whole episode; record more")
         parts.append({key: array[: ends[-1] + 1] for key, array in played.items()})
-        said.append({"name": name, **asdict(behaviour), "transitions": int(ends[-1]) + 1, "episodes": len(ends)})
-        said[-1]["return"] = float(parts[-1]["rewards"].sum(dtype=np.float64) / len(ends))
+        described.append({"name": name, **asdict(behaviour), "transitions": int(ends[-1]) + 1, "episodes": len(ends)})
+        described[-1]["return"] = float(parts[-1]["rewards"].sum(dtype=np.float64) / len(ends))
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    return arrays, {"policy": "mixed", **about, "parts": said}
+    return arrays, {"policy": "mixed", **about, "parts": described}
 
 
 def _ends(arrays: Mapping[str, Array]) -> Array:
-    """Say which rows end an episode."""
+    """Return which rows end an episode."""
     return arrays["terminals"] | arrays["timeouts"]
 
 
@@ -260,10 +260,10 @@ def _order(valid: Array, ended: Array) -> tuple[tuple[Array, Array], int]:
     return (step[order], lane[order]), ready
 
 
-def _write(path: Path, arrays: dict[str, Array], said: dict[str, Any], algorithm: str) -> None:
+def _write(path: Path, arrays: dict[str, Array], header: dict[str, Any], algorithm: str) -> None:
     """Write a file as D4RL's v2: flat arrays and `metadata`; the root's attribute `retable` says what it is."""
     with h5py.File(path, "w") as file:
         for key, array in arrays.items():
             file.create_dataset(key, data=array)
         file.create_dataset("metadata/algorithm", data=algorithm)
-        file.attrs["retable"] = json.dumps(said, sort_keys=True)
+        file.attrs["retable"] = json.dumps(header, sort_keys=True)

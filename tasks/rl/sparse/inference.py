@@ -52,7 +52,7 @@ class Layer:
 
 
 def pays(weights: Sequence[Tensor]) -> bool:
-    """Say whether so many of these weights are 0 that CSR is faster than dense.
+    """Return whether CSR is faster than dense for these weights, since few of them are not 0.
 
     Never where PyTorch lacks Intel's MKL, whose sparse products these are.
     """
@@ -63,7 +63,7 @@ def pays(weights: Sequence[Tensor]) -> bool:
 
 
 def wins(weights: Mapping[str, Tensor], policy: Literal["bcq", "bc"]) -> bool:
-    """Say whether a policy acts faster with `bcq` or `bc` of this module than with the dense ones of `model`.
+    """Return whether a policy acts faster with `bcq` or `bc` of this module than with the dense ones of `model`.
 
     It does where less than `SPARSE_BELOW` of the weights that it needs are not 0. Weights that are not finite never do:
     0 x NaN is NaN in dense networks alone, and a training that diverged has to be seen.
@@ -105,7 +105,7 @@ def csr(weight: Float[Tensor, "outputs inputs"]) -> Tensor:
 
 
 def network(weights: Mapping[str, Tensor], names: Sequence[str]) -> list[Layer]:
-    """Give the named layers without what is not connected, each dense or in CSR, whichever is faster."""
+    """Return the named layers without unconnected units, each dense or in CSR, whichever is faster."""
     layers = condense([(weights[f"{name}.weight"].detach(), weights[f"{name}.bias"].detach()) for name in names])
     return [Layer(csr(weight) if pays([weight]) else weight.contiguous(), bias) for weight, bias in layers]
 

@@ -61,17 +61,17 @@ class Pattern:
         return self
 
     def mask(self) -> Bool[Tensor, "outputs inputs"]:
-        """Give the mask whose pattern this is."""
+        """Return the mask whose pattern this is."""
         return self.scatter(torch.ones(len(self.columns), dtype=torch.bool))
 
     def scatter(self, values: Float[Tensor, " kept"]) -> Float[Tensor, "outputs inputs"]:
-        """Give the dense matrix, with 0 for what is pruned."""
+        """Return the dense matrix, with 0 for what is pruned."""
         dense = values.new_zeros(self.shape)
         dense[self._rows(), self.columns] = values
         return dense
 
     def gather(self, dense: Float[Tensor, "outputs inputs"]) -> Float[Tensor, " kept"]:
-        """Give the kept values of a dense matrix."""
+        """Return the kept values of a dense matrix."""
         return dense[self._rows(), self.columns]
 
     def product(
@@ -90,7 +90,7 @@ class Pattern:
     def dots(
         self, left: Float[Tensor, "outputs batch"], right: Float[Tensor, "inputs batch"]
     ) -> Float[Tensor, " kept"]:
-        """Give the entries of `left @ right.T` that are in the pattern."""
+        """Return the entries of `left @ right.T` that are in the pattern."""
         _warn_of_csr()
         zeros = left.new_zeros(len(self.columns))
         pattern = torch.sparse_csr_tensor(self.starts, self.columns, zeros, self.shape, check_invariants=False)
@@ -103,7 +103,7 @@ class Pattern:
 
 @functools.cache
 def _warn_of_csr() -> None:
-    """Let PyTorch warn, unheard, that CSR is in beta, as it does once in a process: tests hold what is used of it."""
+    """Trigger and drop PyTorch's warning, once in a process, that CSR is in beta: tests cover what is used of it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
         torch.eye(1).to_sparse_csr()
@@ -117,7 +117,7 @@ def _sums(starts: Tensor, columns: Tensor, values: Tensor, inputs: Tensor) -> Te
 
 
 def pays(mask: Bool[Tensor, "outputs inputs"]) -> bool:
-    """Say whether so few weights are kept that sparse training is faster. Never where PyTorch lacks FBGEMM."""
+    """Return whether sparse training is faster, since few weights are kept; False without FBGEMM."""
     return (
         int(mask.count_nonzero()) < SPARSE_BELOW * mask.numel()
         and "fbgemm" in torch.backends.quantized.supported_engines
@@ -166,7 +166,7 @@ def linear(
 
 
 def choose(layers: Mapping[str, StackedLinear]) -> str:
-    """Have those layers of a pruned run train sparsely for which it pays; say which."""
+    """Make the layers of a pruned run sparse where that is faster; return a line that names them."""
     sparse: list[str] = []
     dense: list[str] = []
     for name, layer in layers.items():
@@ -188,7 +188,7 @@ def sparsify(layer: StackedLinear, pattern: Pattern) -> None:
 
 
 def masks_of(layers: Mapping[str, StackedLinear]) -> dict[str, Tensor]:
-    """Give the masks of the layers that have one, by the names of their weights, members first."""
+    """Return the masks of the layers that have one, by the names of their weights, members first."""
     masks = {
         name: layer.mask if layer.pattern is None else layer.pattern.mask()[None] for name, layer in layers.items()
     }
@@ -196,20 +196,20 @@ def masks_of(layers: Mapping[str, StackedLinear]) -> dict[str, Tensor]:
 
 
 def whole(module: nn.Module, name: str, value: Tensor) -> Tensor:
-    """Give the parameter `name` of a module, or what else goes with it, as dense layers have it: members first."""
+    """Return a parameter, or a tensor of its shape such as a moment, in the layout of dense layers: members first."""
     pattern = pattern_of(module, name)
     return value if pattern is None else pattern.scatter(value[0]).unsqueeze(0)
 
 
 def own_values(module: nn.Module, name: str, dense: Tensor) -> Tensor:
-    """Give what the parameter `name` of a module holds of one member's dense tensor: the reverse of `whole`."""
+    """Return the values that a parameter stores of one member's dense tensor: the inverse of `whole`."""
     pattern = pattern_of(module, name)
     return dense if pattern is None else pattern.gather(dense)
 
 
 def pattern_of(module: nn.Module, name: str) -> Pattern | None:
-    """Give the pattern of a parameter; None where it is dense."""
+    """Return the pattern of a parameter; None where it is dense."""
     layer, _, kind = name.rpartition(".")
-    found = module.get_submodule(layer).pattern if kind == "weight" else None
-    assert found is None or isinstance(found, Pattern)
-    return found
+    pattern = module.get_submodule(layer).pattern if kind == "weight" else None
+    assert pattern is None or isinstance(pattern, Pattern)
+    return pattern

@@ -38,17 +38,17 @@ def describe(config: Config, info: Mapping[str, Any]) -> dict[str, Any] | None:
         for name in pruned
     }
     word = next(word for word, kind in METHODS.items() if isinstance(method, kind))
-    said = {"method": word, "sparsity": method.sparsity, "seed": config.seed, "layers": shapes}
-    return said | {"checksum": checksum(_drawn(said))}
+    recipe = {"method": word, "sparsity": method.sparsity, "seed": config.seed, "layers": shapes}
+    return recipe | {"checksum": checksum(_drawn(recipe))}
 
 
-def masks(said: Any) -> dict[str, Tensor]:
+def masks(recipe: Any) -> dict[str, Tensor]:
     """Draw masks, `vae.e1.weight` -> (out, in), True where a weight is kept, from what `describe` returned.
 
     Raises:
         ValueError: where it makes no masks, or others than the writer's.
     """
-    match said:
+    match recipe:
         case {"method": "random" | "erk", "sparsity": float(sparsity), "seed": int(), "layers": dict(networks)} if (
             0 < sparsity < 1 and all(_layers(parts) for parts in networks.values())
         ):
@@ -57,15 +57,15 @@ def masks(said: Any) -> dict[str, Tensor]:
             raise ValueError("its masks are described as nothing that can be drawn")
     if sum(rows * columns for parts in networks.values() for _, rows, columns in parts) > LARGEST:
         raise ValueError(f"its masks are of more than {LARGEST:,} numbers")
-    found = _drawn(said)
-    if checksum(found) != said.get("checksum"):
+    drawn = _drawn(recipe)
+    if checksum(drawn) != recipe.get("checksum"):
         raise ValueError(f"this program draws other masks than the one that wrote it (PyTorch {torch.__version__})")
-    return found
+    return drawn
 
 
-def checksum(found: Mapping[str, Tensor]) -> int:
+def checksum(drawn: Mapping[str, Tensor]) -> int:
     """Return a number that other masks hardly share."""
-    return zlib.crc32(b"".join(np.packbits(found[name].numpy()).tobytes() for name in sorted(found)))
+    return zlib.crc32(b"".join(np.packbits(drawn[name].numpy()).tobytes() for name in sorted(drawn)))
 
 
 def _layers(parts: Any) -> bool:
@@ -78,11 +78,11 @@ def _layers(parts: Any) -> bool:
     return isinstance(parts, list) and bool(parts) and all(map(whole, parts))
 
 
-def _drawn(said: Mapping[str, Any]) -> dict[str, Tensor]:
-    method, found = METHODS[said["method"]](sparsity=said["sparsity"]), {}
-    for network, parts in said["layers"].items():
+def _drawn(recipe: Mapping[str, Any]) -> dict[str, Tensor]:
+    method, drawn = METHODS[recipe["method"]](sparsity=recipe["sparsity"]), {}
+    for network, parts in recipe["layers"].items():
         shapes = [(rows, columns) for _, rows, columns in parts]
-        flat = draw(method, shapes, said["seed"], network)
-        for (layer, *_), shape, own in zip(parts, shapes, torch.split(flat, [*map(math.prod, shapes)]), strict=True):
-            found[f"{network}.{layer}.weight"] = own.view(shape)
-    return found
+        flat = draw(method, shapes, recipe["seed"], network)
+        for (layer, *_), shape, part in zip(parts, shapes, torch.split(flat, [*map(math.prod, shapes)]), strict=True):
+            drawn[f"{network}.{layer}.weight"] = part.view(shape)
+    return drawn

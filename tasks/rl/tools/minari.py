@@ -23,11 +23,20 @@ from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.store.hdf5 import plain_entry
 from retable.platform.store.storage import Storage
-from retable.tasks.rl.data import check_new, folder, simulator, store, told
+from retable.tasks.rl.data import check_new, folder, notes_of, simulator, store
 from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes, refused_settings, spaces
-from retable.tasks.rl.recordings.d4rl import TOLERANCE, check_skip, numbers, odd_ends, opened, scaled, sha256
-from retable.tasks.rl.recordings.episodes import Recording, Rows, record_of
+from retable.tasks.rl.recordings.d4rl import (
+    TOLERANCE,
+    check_name,
+    check_skip,
+    numbers,
+    odd_ends,
+    opened,
+    scaled,
+    sha256,
+)
+from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of
 
 if TYPE_CHECKING:
     import gymnasium
@@ -73,23 +82,23 @@ def import_minari(
             or contradicted, or does not fit.
 
     """
-    said = metadata(source)
-    info = identify(source, said, environment, name)
+    about = metadata(source)
+    info = identify(source, about, environment, name)
     target = folder(storage, info["environment"], info["name"])
     check_new(target, replace)
     space = spaces(simulator(info["environment"], info))
-    made = read_minari(source, said, space, skip, mending)
+    made = read_minari(source, about, space, skip, mending)
     files = {Path(FILE).name: sha256(source / FILE)}
-    return store(made.columns, made.returns, target, {**info, "files": files, **told(made, skip)})
+    return store(made.columns, made.returns, target, {**info, "files": files, **notes_of(made, skip)})
 
 
 def inspect(source: Path, environment: str | None = None, skip: Collection[int] = ()) -> tuple[list[str], list[str]]:
     """Return a line for the first defect of a data set, by which it cannot be read, and its remarks."""
     try:
-        said = metadata(source)
-        info = identify(source, said, environment or ("" if not said["env_spec"] else None), "any")
+        about = metadata(source)
+        info = identify(source, about, environment or ("" if not about["env_spec"] else None), "any")
         space = spaces(simulator(info["environment"], info)) if info["environment"] else None
-        made = read_minari(source, said, space, skip)
+        made = read_minari(source, about, space, skip)
     except UserError as error:
         return [str(error)], []
     return [], made.remarks
@@ -106,32 +115,31 @@ def metadata(source: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{source}: no Minari data set (no {METADATA}); give the folder that holds `data`")
     try:
-        said = dict(json.loads(path.read_text()))
-        said |= {key: dict(json.loads(said.get(key) or "{}")) for key in ("env_spec", "action_space")}
+        about = dict(json.loads(path.read_text()))
+        about |= {key: dict(json.loads(about.get(key) or "{}")) for key in ("env_spec", "action_space")}
     except (ValueError, TypeError) as error:
         raise UserError(f"{path}: not Minari's metadata ({error}); {AGAIN}") from error
-    kind = said.get("data_format", "hdf5")
+    kind = about.get("data_format", "hdf5")
     if kind != "hdf5":
         raise UserError(f"{path}: the data are kept as {kind!r}; write the set with data_format='hdf5'")
-    return said
+    return about
 
 
-def identify(source: Path, said: Mapping[str, Any], environment: str | None, name: str | None) -> dict[str, Any]:
-    """Say what a data set is (source, name, environment, simulator, ...), by its metadata and what the user calls it.
+def identify(source: Path, about: Mapping[str, Any], environment: str | None, name: str | None) -> dict[str, Any]:
+    """Return a dataset's source, name, environment, simulator, ..., from its metadata and the names that the user gave.
 
     Raises:
         UserError: where the environment is missing or contradicted, or the name is reserved.
 
     """
-    spec = re.fullmatch(r"(?:.*/)?([\w.-]+)-(v\d+)", str(said["env_spec"].get("id", "")), re.ASCII)
+    spec = re.fullmatch(r"(?:.*/)?([\w.-]+)-(v\d+)", str(about["env_spec"].get("id", "")), re.ASCII)
     if spec and environment not in (None, spec[1]):
         raise UserError(f"{source}: recorded in {spec[1]}-{spec[2]}, not in {environment!r}; leave the environment out")
     if not spec and environment is None:
         raise UserError(f"{source}/{METADATA}: 'env_spec' names no environment; give it with --env")
-    identity = str(said.get("dataset_id") or source.name)
+    identity = str(about.get("dataset_id") or source.name)
     name = name or f"minari-{identity.rsplit('/', 1)[-1]}"
-    if name.startswith("d4rl") or name in ("recorded", "mixed"):
-        raise UserError(f"{source}: the name {name!r} is kept for other data; choose another name")
+    check_name(source, name)
     kept = ("minari_version", "requirements", "algorithm_name", "author", "code_permalink")
     return {
         "source": "minari",
@@ -139,13 +147,13 @@ def identify(source: Path, said: Mapping[str, Any], environment: str | None, nam
         "environment": spec[1] if spec else environment,
         "simulator": spec[2] if spec else "unknown",
         "generated": False,
-        **({"settings": settings} if (settings := _settings(source, said["env_spec"])) else {}),
+        **({"settings": settings} if (settings := _settings(source, about["env_spec"])) else {}),
         **(
             {"reference": reference}
-            if is_reference(reference := [said.get("ref_min_score"), said.get("ref_max_score")])
+            if is_reference(reference := [about.get("ref_min_score"), about.get("ref_max_score")])
             else {}
         ),
-        "minari": {"id": identity, "env_spec": said["env_spec"], **{key: said.get(key) for key in kept}},
+        "minari": {"id": identity, "env_spec": about["env_spec"], **{key: about.get(key) for key in kept}},
     }
 
 
@@ -159,7 +167,7 @@ def _settings(source: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
     import gymnasium
 
     where = f"{source}/{METADATA}"
-    own = gymnasium.registry.get(str(spec.get("id")))
+    registered = gymnasium.registry.get(str(spec.get("id")))
     given, limit = spec.get("kwargs") or {}, spec.get("max_episode_steps")
     wrappers = spec.get("additional_wrappers") or []
     for wrapper in wrappers if isinstance(wrappers, list) else [wrappers]:
@@ -170,32 +178,37 @@ def _settings(source: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"{where}: 'env_spec' has the wrapper {name!r}, which cannot be played here; {UNWRAPPED}")
     if not isinstance(given, dict):
         raise UserError(f"{where}: 'env_spec' has no arguments but {given!r}; {AGAIN}")
-    found = {key: value for key, value in given.items() if key not in SHOWN}
-    usual = _usual(own) if own else {}
-    found = {key: value for key, value in found.items() if usual.get(key, ...) != value}
-    if limit is not None and (own is None or limit != own.max_episode_steps):
-        found["max_episode_steps"] = limit
-    if refused := refused_settings(found):
+    settings = {key: value for key, value in given.items() if key not in SHOWN}
+    usual = _usual(registered) if registered else {}
+    settings = {key: value for key, value in settings.items() if usual.get(key, ...) != value}
+    if limit is not None and (registered is None or limit != registered.max_episode_steps):
+        settings["max_episode_steps"] = limit
+    if refused := refused_settings(settings):
         raise UserError(f"{where}: 'env_spec' has {refused}; {UNWRAPPED}")
-    return found
+    return settings
 
 
-def _usual(own: gymnasium.envs.registration.EnvSpec) -> dict[str, Any]:
+def _usual(spec: gymnasium.envs.registration.EnvSpec) -> dict[str, Any]:
     """Return the arguments that an environment is made with unless others are given, as JSON has them."""
     from gymnasium.envs.registration import load_env_creator
 
     try:
-        creator = load_env_creator(own.entry_point) if isinstance(own.entry_point, str) else own.entry_point
-        given = {name: each.default for name, each in signature(creator or dict).parameters.items()}
+        creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        given = {name: parameter.default for name, parameter in signature(creator or dict).parameters.items()}
     except (ImportError, AttributeError, TypeError, ValueError):  # an environment whose package is not here
         given = {}
-    usual = {**given, **own.kwargs}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}
+    return {name: _as_json(value) for name, value in {**given, **spec.kwargs}.items()}
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as it comes back from JSON: NumPy's numbers and arrays, and tuples, at any depth."""
+    value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read_minari(
     source: Path,
-    said: Mapping[str, Any],
+    about: Mapping[str, Any],
     space: Spaces | None = None,
     skip: Collection[int] = (),
     mending: bool = False,
@@ -208,7 +221,7 @@ def read_minari(
 
     Args:
         source: the data set's folder.
-        said: its metadata.
+        about: its metadata.
         space: of the environment that it names.
         skip: numbers of episodes that are left out.
         mending: whether wrong ends of episodes are mended.
@@ -226,30 +239,31 @@ def read_minari(
         chosen = [number for number in range(count) if number not in skip]
         episodes = [_episode(path, file, number) for number in chosen]
     steps = [len(episode["rewards"]) for episode in episodes]
-    for key, found in (("total_episodes", count), *((("total_steps", sum(steps)),) if not skip else ())):
-        if said.get(key, found) != found:
-            raise UserError(f"{path}: {found} {key.removeprefix('total_')}, {METADATA} says {said[key]}; {AGAIN}")
-    rows = replaced(_rows(path, episodes, chosen, said["action_space"]), limit=space.steps if space else None)
+    for key, counted in (("total_episodes", count), *((("total_steps", sum(steps)),) if not skip else ())):
+        if about.get(key, counted) != counted:
+            raise UserError(f"{path}: {counted} {key.removeprefix('total_')}, {METADATA} says {about[key]}; {AGAIN}")
+    rows = replaced(_rows(path, episodes, chosen, about["action_space"]), limit=space.steps if space else None)
     if space:
         check_sizes(space.environment, rows.observations.shape[1], rows.actions.shape[1], str(source))
     remarks: list[str] = []
     whose = "'action_space'"
-    if space and not BOUNDS.keys() & said["action_space"].keys():
+    if space and not BOUNDS.keys() & about["action_space"].keys():
         actions, remarks, _ = scaled(rows.actions, space)
         rows, whose = replaced(rows, actions=actions), space.environment
     beyond = (np.abs(rows.actions) > 1 + TOLERANCE).any(axis=1)
     episode, first = np.repeat(chosen, steps), np.repeat(np.cumsum([0, *steps[:-1]]), steps)
     if beyond.any():
         row = beyond.argmax()
-        place = f"episode_{episode[row]}/actions', first in row {row - first[row]}"
-        raise UserError(f"{path}: actions leave the bounds of {whose} in '{place}; clip them")
+        location = f"episode_{episode[row]}/actions', first in row {row - first[row]}"
+        raise UserError(f"{path}: actions leave the bounds of {whose} in '{location}; clip them")
     if not (rows.terminals | rows.timeouts).any():
         raise UserError(f"{path}: 'terminations' and 'truncations' end no episode; mark the last row of each episode")
 
     def place_of(row: int) -> str:
         return f"episode_{episode[row]} row {row - first[row]}"
 
-    return record_of(path, rows, place_of, [*remarks, *odd_ends(rows, space, place_of)], mending, genuine=False)
+    ends = find_ends(rows, genuine=False)
+    return record_of(path, rows, ends, place_of, [*remarks, *odd_ends(rows, space, place_of)], mending)
 
 
 def _episode(path: Path, file: h5py.File, number: int) -> dict[str, Array]:

@@ -78,11 +78,11 @@ def lattice(pixels: Pixels) -> float:
     luma = pixels[:height, :width] @ LUMA
     window = np.hanning(height)[:, None] * np.hanning(width)
     power = np.abs(np.fft.fft2((luma - luma.mean()) * window)) ** 2
-    found = 0.0
+    largest = 0.0
     for row, column in np.ndindex(4, 4):
         if row or column:
-            found = max(found, _standing_out(power, row * height // 4, column * width // 4))
-    return found
+            largest = max(largest, _standing_out(power, row * height // 4, column * width // 4))
+    return largest
 
 
 def _standing_out(power: Float[np.ndarray, "row column"], row: int, column: int) -> float:
@@ -179,8 +179,8 @@ def flicker(network: TransformerNetwork, photograph: Pixels, looks: int = 3) -> 
     rng = np.random.default_rng(0)  # the only stream here: each photograph gets the same noise
     before, after = [], []
     for look in range(looks):
-        place = STEP * look
-        crop = photograph[place : place + height, place : place + width].astype(np.float32)
+        offset = STEP * look
+        crop = photograph[offset : offset + height, offset : offset + width].astype(np.float32)
         noisy = np.clip(crop + NOISE * rng.standard_normal(crop.shape, np.float32), 0, 255)
         image = torch.from_numpy(noisy / 255).permute(2, 0, 1)[None]
         before.append(noisy)
@@ -218,6 +218,6 @@ def judge_network(
         shows = float(sliver(network, photograph) >= SLIVER)
         tones = tone(made, photograph)
         rows.append((lattice(made), extra, tones, shows, style, content, flicker(network, photograph)))
-    found = np.array(rows)
+    table = np.array(rows)
     names = ("burnt", "tone", "spike", "style_error", "content_error", "flicker")
-    return Verdict(lattice=float(found[:, 0].max()), **dict(zip(names, found[:, 1:].mean(0).tolist(), strict=True)))
+    return Verdict(lattice=float(table[:, 0].max()), **dict(zip(names, table[:, 1:].mean(0).tolist(), strict=True)))

@@ -86,11 +86,11 @@ class ImageOptimisation:
             before = self.image
             self._enter(stage)
             self._place(functional.interpolate(before, self.shape, mode="bilinear"))
-        found = self._evaluate()
-        self._history.append(torch.cat((found.total, found.content, found.style)))
-        first = [found]
+        losses = self._evaluate()
+        self._history.append(torch.cat((losses.total, losses.content, losses.style)))
+        first = [losses]
         self.optimizer.step(lambda: (first.pop() if first else self._evaluate()).total)  # type: ignore[arg-type, return-value]
-        return found
+        return losses
 
     @property
     def image(self) -> Float[Tensor, "1 3 height width"]:
@@ -152,7 +152,7 @@ class ImageOptimisation:
             return to_tensor(resize(self.content, size))
         resized = [to_tensor(resize(painting, size)) for painting in self.paintings]
         shares = torch.tensor(self.config.blend or [1.0] * len(resized))
-        stacked = torch.cat([functional.interpolate(each, self.shape, mode="bilinear") for each in resized])
+        stacked = torch.cat([functional.interpolate(image, self.shape, mode="bilinear") for image in resized])
         return torch.einsum("n, nchw -> chw", shares / shares.sum(), stacked)[None]
 
     def _place(self, image: Image) -> None:
@@ -165,16 +165,16 @@ class ImageOptimisation:
         with torch.no_grad():
             self._pixels.clamp_(0, 1)
         with self._precision():
-            found: Losses = self._loss(self.network, self.method.objective, self._targets, self._pixels)
+            losses: Losses = self._loss(self.network, self.method.objective, self._targets, self._pixels)
         self.optimizer.zero_grad()
-        found.total.sum().backward()  # type: ignore[no-untyped-call]
+        losses.total.sum().backward()  # type: ignore[no-untyped-call]
         optimizer, gradient = self.method.optimizer, self._pixels.grad
         if isinstance(optimizer, Sgd) and optimizer.normalise_gradient and gradient is not None:
             gradient.div_(gradient.abs().mean())
-        return Losses(*(part.detach() for part in found))
+        return Losses(*(part.detach() for part in losses))
 
     def _precision(self) -> torch.autocast:
-        """Let the backbone compute in the config's precision; Gram matrices and losses keep to float32."""
+        """Return the context of the config's precision for the backbone; Gram matrices and losses stay in float32."""
         return autocast(self.device, self.config.precision)
 
 

@@ -58,8 +58,8 @@ def seconds_per_evaluation(config: Config, budget: float = 60.0) -> dict[str, fl
     """
     with all_cores():
         job, warm_up = optimisation(config)
-        found = summary("seconds_per_evaluation", timed(job.step, warm_up, budget))
-    return {**found, "seconds": EVALUATIONS * found["seconds_per_evaluation"]}
+        metrics = summary("seconds_per_evaluation", timed(job.step, warm_up, budget))
+    return {**metrics, "seconds": EVALUATIONS * metrics["seconds_per_evaluation"]}
 
 
 def optimisation(config: Config) -> tuple[ImageOptimisation, int]:
@@ -105,10 +105,10 @@ def seconds_of_criteria(config: Config, budget: float = 240.0) -> dict[str, floa
             for name in sorted(jobs, key=list(jobs).index, reverse=bool(rounds % 2)):
                 times[name].append(once(jobs[name][0].step))
             rounds += 1
-    found = {"rounds": float(rounds), "gpu": float(torch.cuda.is_available())}
+    metrics = {"rounds": float(rounds), "gpu": float(torch.cuda.is_available())}
     for criterion, values in times.items():
-        found |= dict(zip((f"{criterion}_seconds{end}" for end in ENDS), median_interval(values), strict=True))
-    return found
+        metrics |= dict(zip((f"{criterion}_seconds{end}" for end in ENDS), median_interval(values), strict=True))
+    return metrics
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
@@ -150,7 +150,7 @@ def seconds_per_image(
     network = untrained(method).eval().to(best_device())
     pictures = [to_tensor(square(pixels, side)) for pixels in pictures_of(source, photographs)]
     pictures = [
-        functional.interpolate(each, shape or (side, side), mode="bilinear").to(best_device()) for each in pictures
+        functional.interpolate(image, shape or (side, side), mode="bilinear").to(best_device()) for image in pictures
     ]
     turn = cycle(pictures)
     with all_cores():
@@ -176,10 +176,10 @@ def timed(work: Callable[[], object], warm_up: int, budget: float, fewest: int =
         once(work)
         if time.perf_counter() - begun > budget / 3:
             break
-    found: list[float] = []
-    while len(found) < fewest or (len(found) < MOST and time.perf_counter() - begun < budget):
-        found.append(once(work))
-    return found
+    times: list[float] = []
+    while len(times) < fewest or (len(times) < MOST and time.perf_counter() - begun < budget):
+        times.append(once(work))
+    return times
 
 
 def once(work: Callable[[], object]) -> float:
@@ -194,12 +194,12 @@ def once(work: Callable[[], object]) -> float:
 def summary(name: str, times: list[float]) -> dict[str, float]:
     """Return median and quartiles of some timings, their number, and whether a GPU was timed."""
     low, median, high = (float(value) for value in np.quantile(times, (0.25, 0.5, 0.75)))
-    found = {name: median, f"{name}_low": low, f"{name}_high": high, "spread": high - low}
-    return {**found, "evaluations": float(len(times)), "gpu": float(torch.cuda.is_available())}
+    metrics = {name: median, f"{name}_low": low, f"{name}_high": high, "spread": high - low}
+    return {**metrics, "evaluations": float(len(times)), "gpu": float(torch.cuda.is_available())}
 
 
 def all_cores() -> AbstractContextManager[None]:
-    """Let torch use every core of the node, of which a measurement has all."""
+    """Return a context in which torch uses every core: a measurement has its node to itself."""
     return threads(os.cpu_count() or 1)
 
 
@@ -221,15 +221,15 @@ def seconds_of_versions(
         ValueError: where the config does not optimise an image.
     """
     method = version1(config)
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, backbone in (("alexnet", "alexnet"), ("vgg", "vgg19")):
         times = seconds_per_evaluation(override(config, {"method.backbone": backbone}), budget)
-        found |= {f"{name}_seconds{end}": EVALUATIONS * times[f"seconds_per_evaluation{end}"] for end in ENDS}
-    found |= network(config, (method.size, method.size), photographs, source, budget)
+        metrics |= {f"{name}_seconds{end}": EVALUATIONS * times[f"seconds_per_evaluation{end}"] for end in ENDS}
+    metrics |= network(config, (method.size, method.size), photographs, source, budget)
     ratios = {"speedup_alexnet": ("alexnet", "network"), "speedup_vgg": ("vgg", "network")}
     for name, (slow, fast) in {**ratios, "vgg_over_alexnet": ("vgg", "alexnet")}.items():
-        found |= ratio(found, name, f"{slow}_seconds", f"{fast}_seconds")
-    return found
+        metrics |= ratio(metrics, name, f"{slow}_seconds", f"{fast}_seconds")
+    return metrics
 
 
 @stored_as("seconds_of_4k")
@@ -253,10 +253,10 @@ def network(
     return {**seconds, "gpu": times["gpu"], "photographs": times["photographs"]}
 
 
-def ratio(found: Mapping[str, float], name: str, above: str, below: str) -> dict[str, float]:
+def ratio(times: Mapping[str, float], name: str, above: str, below: str) -> dict[str, float]:
     """Divide two times; the range is that of quartiles which err in opposite ways."""
     return {
-        name: found[above] / found[below],
-        f"{name}_low": found[f"{above}_low"] / found[f"{below}_high"],
-        f"{name}_high": found[f"{above}_high"] / found[f"{below}_low"],
+        name: times[above] / times[below],
+        f"{name}_low": times[f"{above}_low"] / times[f"{below}_high"],
+        f"{name}_high": times[f"{above}_high"] / times[f"{below}_low"],
     }

@@ -25,7 +25,7 @@ AGAIN = "remove dataset.json, and the files are indexed again"
 
 
 def defect(data: bytes) -> str | None:
-    """Say what is wrong with a picture's file, in a few words; None if it is fine. It is decoded whole."""
+    """Return the defect of a picture file in a few words; None if it has none. The whole file is decoded."""
     if not data:
         return "zero bytes"
     try:
@@ -60,7 +60,7 @@ def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda d
     folder = where if isinstance(where, Storage) else Storage.open(where)
     sizes: dict[str, int] = {}
     crc32: dict[str, int | None] = {}
-    found = []
+    defects = []
     if folder.exists("dataset.json"):
         try:
             sizes, crc32 = _indexed(folder)
@@ -69,15 +69,15 @@ def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda d
         there = {*crc32, *pictures_below(folder, "paintings")}
         unknown = [path for top in ("training", "test") for path in pictures_below(folder, top) if path not in there]
         if unknown:
-            found.append(f"{folder}: {len(unknown)} pictures, such as {unknown[0]}, that dataset.json lacks; {AGAIN}")
+            defects.append(f"{folder}: {len(unknown)} pictures, such as {unknown[0]}, that dataset.json lacks; {AGAIN}")
     else:
         there = set(pictures_below(folder))
     if not there:
         return [f"{folder}: no pictures ({', '.join(SUFFIXES)})"]
     paths = sorted(there)
     lines = threaded(partial(_line, folder, sizes, crc32), paths)
-    found += filter(None, counted(lines, progress, len(paths)))
-    return [*found, *_twice(folder, paths)]
+    defects += filter(None, counted(lines, progress, len(paths)))
+    return [*defects, *_twice(folder, paths)]
 
 
 def _indexed(folder: Storage) -> tuple[dict[str, int], dict[str, int | None]]:
@@ -110,8 +110,8 @@ def _twice(folder: Storage, paths: list[str]) -> Iterator[str]:
     """Yield photographs and paintings that share a name."""
     first: dict[tuple[str, str], str] = {}
     for path in paths:
-        place, _, name = path.rpartition("/")
-        if place in ("test", "paintings"):
-            other = first.setdefault((place, name.rsplit(".", 1)[0]), path)
+        top, _, name = path.rpartition("/")
+        if top in ("test", "paintings"):
+            other = first.setdefault((top, name.rsplit(".", 1)[0]), path)
             if other != path:
                 yield f"{folder}/{path}: has the name of {other}; rename one of them"

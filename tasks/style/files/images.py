@@ -125,7 +125,7 @@ def _head(path: Path, count: int = 12) -> bytes:
 
 
 def register_heif() -> None:
-    """Let Pillow read HEIC by pillow-heif, where that is installed."""
+    """Register pillow-heif as Pillow's reader of HEIC, if it is installed."""
     with suppress(ImportError):
         import pillow_heif
 
@@ -177,13 +177,13 @@ def named_matrix(image: ImageFile.ImageFile, source: Path | str | bytes) -> tupl
 def code_points(source: Path | str | bytes) -> tuple[int, int]:
     """Return primaries and transfer (ITU-T H.273) that a file names: cICP of PNG, nclx of AVIF and HEIC; 0: none."""
     head = source[:HEADER] if isinstance(source, bytes) else _head(Path(source), HEADER)
-    if head[4:8] == b"ftyp" and (place := head.find(b"colrnclx")) > 0:
-        return int.from_bytes(head[place + 8 : place + 10], "big"), int.from_bytes(head[place + 10 : place + 12], "big")
-    place = 8
-    while head[:4] == b"\x89PNG" and place + 12 < len(head) and (name := head[place + 4 : place + 8]) != b"IDAT":
+    if head[4:8] == b"ftyp" and (at := head.find(b"colrnclx")) > 0:
+        return int.from_bytes(head[at + 8 : at + 10], "big"), int.from_bytes(head[at + 10 : at + 12], "big")
+    at = 8
+    while head[:4] == b"\x89PNG" and at + 12 < len(head) and (name := head[at + 4 : at + 8]) != b"IDAT":
         if name == b"cICP":
-            return head[place + 8], head[place + 9]
-        place += 12 + int.from_bytes(head[place : place + 4], "big")
+            return head[at + 8], head[at + 9]
+        at += 12 + int.from_bytes(head[at : at + 4], "big")
     return 0, 0
 
 

@@ -1,10 +1,11 @@
-"""Come by data: generate landscapes, index photographs that lie in a folder, or import them from anywhere."""
+"""Prepare datasets: generate landscapes, index the photographs of a folder, or import pictures and videos."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
+import tempfile
 import zlib
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing, suppress
@@ -43,16 +44,6 @@ QUALITY = 95
 """Of JPEGs written here, of 100."""
 
 
-def folder(storage: Storage, name: str) -> Storage:
-    """Return the folder of a data set below the storage's root.
-
-    Raises:
-        UserError: where a name would leave that folder.
-
-    """
-    return data_folder(storage, "style", name)
-
-
 def prepare(config: Config, storage: Storage) -> None:
     """Generate the data set `generated`; of any other name, index the photographs that lie in its folder.
 
@@ -60,23 +51,23 @@ def prepare(config: Config, storage: Storage) -> None:
         UserError: where there are none, saying where to get them, or they are not those of COCO 2017 but named so.
 
     """
-    place = folder(storage, config.data)
+    dataset = data_folder(storage, "style", config.data)
     if config.data == GENERATED:
-        make_generated(place, GENERATED, PHOTOGRAPHS, 0)
+        make_generated(dataset, GENERATED, PHOTOGRAPHS, 0)
         return
-    if place.exists(UNFINISHED):
-        made = place.read_json(UNFINISHED)["command"]
-        raise UserError(f"{place} is unfinished; run `{made}` again")
-    if not (pictures_below(place, "training") or pictures_below(place, "train2017")):
+    if dataset.exists(UNFINISHED):
+        made = dataset.read_json(UNFINISHED)["command"]
+        raise UserError(f"{dataset} is unfinished; run `{made}` again")
+    if not (pictures_below(dataset, "training") or pictures_below(dataset, "train2017")):
         raise UserError(
-            f"{place} has no photographs; unzip http://images.cocodataset.org/zips/train2017.zip (118,287 images, "
+            f"{dataset} has no photographs; unzip http://images.cocodataset.org/zips/train2017.zip (118,287 images, "
             "18 GB) and val2017.zip there, or put any pictures into training/ and test/, or "
             f"`retable data import style FOLDER --name mine` and --set data=mine, or --set data={GENERATED}"
         )
-    index_folder(place, config.data)
+    index_folder(dataset, config.data)
 
 
-def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
+def index_folder(dataset: Storage, name: str, **extra: Any) -> dict[str, Any]:
     """Index the pictures in a data set's folder; write `index.parquet` and `dataset.json`, and return what that holds.
 
     Training pictures are those in `training/` or COCO's `train2017/`; test photographs those in `test/`, or the first
@@ -84,7 +75,7 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
     Every file is read once, for the CRC-32 that it is compared with whenever it is read again.
 
     Args:
-        place: the data set's folder.
+        dataset: the data set's folder.
         name: the data set's name.
         **extra: what else a data set says of itself.
 
@@ -93,21 +84,21 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
             whole.
 
     """
-    training = pictures_below(place, "training")
-    coco = {} if training else pictures_below(place, "train2017")
+    training = pictures_below(dataset, "training")
+    coco = {} if training else pictures_below(dataset, "train2017")
     training = training or coco
-    tests = pictures_below(place, "test") or dict(list(pictures_below(place, "val2017").items())[:COCO_TESTS])
-    everything = {**training, **tests, **pictures_below(place, "paintings")}
-    _refuse(place, name, training, tests, everything)
+    tests = pictures_below(dataset, "test") or dict(list(pictures_below(dataset, "val2017").items())[:COCO_TESTS])
+    everything = {**training, **tests, **pictures_below(dataset, "paintings")}
+    _refuse(dataset, name, training, tests, everything)
     digest, crc32 = hashlib.sha256(), dict[str, int]()
     with progress_bar(f"indexing {name}") as show:
-        read = threaded(partial(_digest, place), everything.items())
+        read = threaded(partial(_digest, dataset), everything.items())
         for path, (one, crc) in counted(zip(everything, read, strict=True), show, len(everything)):
             digest.update(one)
             crc32[path] = crc
     sums = [crc32.pop(path) for path in training]
     table = pa.table({"path": list(training), "bytes": list(training.values()), "crc32": sums})
-    place.write_table(INDEX, table, write_page_checksum=True)
+    dataset.write_table(INDEX, table, write_page_checksum=True)
     info = {
         "source": "coco" if len(coco) == COCO_PHOTOGRAPHS else "folder",
         **extra,
@@ -119,43 +110,43 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
         "crc32": crc32,
         "digest": digest.hexdigest(),
     }
-    place.write_json("dataset.json", info)
-    place.remove(UNFINISHED)
+    dataset.write_json("dataset.json", info)
+    dataset.remove(UNFINISHED)
     return info
 
 
 def _refuse(
-    place: Storage,
+    target: Storage,
     name: str,
     training: Mapping[str, int],
     tests: Iterable[str],
     everything: Mapping[str, int],
 ) -> None:
     if not training:
-        raise UserError(f"{place}/training: no pictures ({', '.join(SUFFIXES)})")
+        raise UserError(f"{target}/training: no pictures ({', '.join(SUFFIXES)})")
     if name == COCO and len(training) != COCO_PHOTOGRAPHS:
         wrong = f"{len(training):,} training pictures, not COCO 2017's {COCO_PHOTOGRAPHS:,}"
-        raise UserError(f"{place}: {wrong}; unzip train2017.zip again, or choose another name")
+        raise UserError(f"{target}: {wrong}; unzip train2017.zip again, or choose another name")
     if empty := [path for path, size in everything.items() if not size]:
         more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
-        raise UserError(f"{place}/{empty[0]}: zero bytes{more}; `retable data check style {place}` lists all defects")
+        raise UserError(f"{target}/{empty[0]}: zero bytes{more}; `retable data check style {target}` lists all defects")
     first: dict[str, str] = {}
     for path in tests:
         other = first.setdefault(Path(path).stem, path)
         if other != path:
-            raise UserError(f"{place}/{path}: has the name of {other}; rename one of them")
+            raise UserError(f"{target}/{path}: has the name of {other}; rename one of them")
 
 
-def _digest(place: Storage, item: tuple[str, int]) -> tuple[bytes, int]:
+def _digest(dataset: Storage, item: tuple[str, int]) -> tuple[bytes, int]:
     """Return what the data set's digest covers of a file, and the CRC-32 of all of it."""
     path, size = item
-    data = place.read(path)
+    data = dataset.read(path)
     ends = data[:SAMPLED] + data[max(size - SAMPLED, 0) :][:SAMPLED]
     return hashlib.sha256(f"{path} {size} ".encode() + ends).digest(), zlib.crc32(data)
 
 
-def make_generated(place: Storage, name: str, photographs: int, seed: int) -> dict[str, Any]:
-    """Generate landscapes and a clip into `place`, beside the shipped pictures; return its info.
+def make_generated(dataset: Storage, name: str, photographs: int, seed: int) -> dict[str, Any]:
+    """Generate landscapes and a clip into `dataset`, beside the shipped pictures; return its info.
 
     Raises:
         UserError: where the folder holds other data, the disk is full, or nothing can be written there.
@@ -163,20 +154,20 @@ def make_generated(place: Storage, name: str, photographs: int, seed: int) -> di
     """
     from retable.tasks.style.files import generate
 
-    _check_own(place, name)
-    _begin(place, f"retable data make style --name {name} --photographs {photographs} --seed {seed}")
-    place.write("clip.mp4", generate.clip(seed))
+    _check_own(dataset, name)
+    _begin(dataset, f"retable data make style --name {name} --photographs {photographs} --seed {seed}")
+    dataset.write("clip.mp4", generate.clip(seed))
     for name_of in assets.PAPER:
-        place.write(f"paintings/{name_of}.jpg", assets.paintings()[name_of].read_bytes())
+        dataset.write(f"paintings/{name_of}.jpg", assets.paintings()[name_of].read_bytes())
     for path in assets.photographs().values():
-        place.write(f"test/{path.name}", path.read_bytes())
+        dataset.write(f"test/{path.name}", path.read_bytes())
     for number in range(LANDSCAPES):
-        place.write(f"test/landscape_{number}.jpg", encode_jpeg(generate.landscape(seed, 1, number)))
+        dataset.write(f"test/landscape_{number}.jpg", encode_jpeg(generate.landscape(seed, 1, number)))
     with progress_bar(f"generating {name}") as show:
         made = threaded(lambda number: encode_jpeg(generate.landscape(seed, 0, number)), range(photographs))
         for number, data in enumerate(counted(made, show, photographs)):
-            place.write(f"training/{number:06d}.jpg", data)
-    return index_folder(place, name, source="generated", seed=seed, generator=generate.VERSION)
+            dataset.write(f"training/{number:06d}.jpg", data)
+    return index_folder(dataset, name, source="generated", seed=seed, generator=generate.VERSION)
 
 
 def encode_jpeg(pixels: Array) -> bytes:
@@ -184,23 +175,23 @@ def encode_jpeg(pixels: Array) -> bytes:
     return cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
 
 
-def _check_own(place: Storage, name: str) -> None:
+def _check_own(dataset: Storage, name: str) -> None:
     """Refuse a folder that cannot be written, or whose files were not put there by `retable data`."""
-    info = place.read_json("dataset.json") if place.exists("dataset.json") else {}
-    own = name == GENERATED or place.exists(UNFINISHED) or info.get("source") in ("generated", "imported")
-    if place.list() and not own:
-        raise UserError(f"{place} holds other data; choose another --name")
-    place.check_writable()
+    info = dataset.read_json("dataset.json") if dataset.exists("dataset.json") else {}
+    ours = name == GENERATED or dataset.exists(UNFINISHED) or info.get("source") in ("generated", "imported")
+    if dataset.list() and not ours:
+        raise UserError(f"{dataset} holds other data; choose another --name")
+    dataset.check_writable()
 
 
-def _begin(place: Storage, command: str) -> None:
+def _begin(dataset: Storage, command: str) -> None:
     """Empty a data set's folder to write it anew, and note how to go on after an interruption."""
-    place.write_json(UNFINISHED, {"command": command})
+    dataset.write_json(UNFINISHED, {"command": command})
     for old in ("dataset.json", INDEX, "training", "test"):
-        place.remove(old)
+        dataset.remove(old)
 
 
-def import_folder(source: Path, place: Storage, name: str, tests: int = 10, every: int = 24) -> dict[str, Any]:
+def import_folder(source: Path, dataset: Storage, name: str, tests: int = 10, every: int = 24) -> dict[str, Any]:
     """Make a data set of the pictures, and of the videos' frames, in a folder and those below it; return its info.
 
     The tests are those whose paths have the lowest SHA-256, so adding pictures changes few of them. Frames of videos
@@ -208,7 +199,7 @@ def import_folder(source: Path, place: Storage, name: str, tests: int = 10, ever
 
     Args:
         source: the folder.
-        place: the data set's folder; an older import there is replaced.
+        dataset: the data set's folder; an older import there is replaced.
         name: the data set's name.
         tests: how many pictures become test photographs.
         every: of each video, the first frame of so many is taken.
@@ -224,13 +215,18 @@ def import_folder(source: Path, place: Storage, name: str, tests: int = 10, ever
         raise UserError(f"{source}: no folder; give one that holds pictures")
     if name in (GENERATED, COCO):
         raise UserError(f"--name {name}: is the name of other pictures, which tables are made with; choose another")
-    _check_own(place, name)
+    _check_own(dataset, name)
+    with tempfile.TemporaryDirectory(prefix="retable-") as converted:
+        return _import(source, dataset, name, tests, every, Path(converted))
+
+
+def _import(source: Path, dataset: Storage, name: str, tests: int, every: int, converted: Path) -> dict[str, Any]:
     origin = Storage.open(source)
-    inside = f"{place.root}/" if place.is_local else None  # the target may lie in the folder that is imported
+    inside = f"{dataset.root}/" if dataset.is_local else None  # the target may lie in the folder that is imported
     files = [path for path in files_below(origin) if not (inside and f"{origin.root}/{path}".startswith(inside))]
     pictures = [path for path in files if Path(path).suffix.lower() in images.SUFFIXES]
     videos = [path for path in files if Path(path).suffix.lower() in VIDEOS]
-    sound, left_out = _sound(origin, pictures, name)
+    sound, left_out = _sound(origin, pictures, name, converted)
     videos, broken = _playable(origin, videos)
     left_out += broken
     if tests > len(sound) or not (len(sound) > tests or videos):
@@ -241,17 +237,22 @@ def import_folder(source: Path, place: Storage, name: str, tests: int = 10, ever
     chosen = set(sorted(sound, key=lambda path: hashlib.sha256(path.encode()).digest())[:tests])
     import av  # here and below: a machine that only trains may lack it
 
-    _begin(place, f"retable data import style {source} --name {name} --test {tests} --every {every}")
-    moves = [(path, f"{'test' if path in chosen else 'training'}/{flat}") for path, flat in _flat(sound).items()]
-    for _ in threaded(lambda move: _transfer(Path(origin.root) / move[0], place, move[1]), moves):
+    _begin(dataset, f"retable data import style {source} --name {name} --test {tests} --every {every}")
+
+    def transfer(move: tuple[str, str]) -> None:
+        path, flat = move
+        file = (Path(origin.root) if is_picture(path) else converted) / path
+        _transfer(file, dataset, f"{'test' if path in chosen else 'training'}/{flat}")
+
+    for _ in threaded(transfer, _flat(sound).items()):
         pass
     for path, flat in _flat(videos).items():
         try:
             for number, pixels in video_frames(Path(origin.root) / path, every):
-                place.write(f"training/videos/{Path(flat).stem}/{number:06d}.jpg", encode_jpeg(pixels))
+                dataset.write(f"training/videos/{Path(flat).stem}/{number:06d}.jpg", encode_jpeg(pixels))
         except av.FFmpegError as error:
             left_out.append(f"{origin.root}/{path}: {error.strerror}; frames before that are taken")
-    return index_folder(place, name, source="imported", origin=origin.root, left_out=left_out)
+    return index_folder(dataset, name, source="imported", origin=origin.root, left_out=left_out)
 
 
 def _playable(origin: Storage, videos: list[str]) -> tuple[list[str], list[str]]:
@@ -271,33 +272,34 @@ def _playable(origin: Storage, videos: list[str]) -> tuple[list[str], list[str]]
     return playable, left_out
 
 
-def _sound(origin: Storage, pictures: list[str], name: str) -> tuple[list[str], list[str]]:
-    """Return the pictures that can be used, and what is wrong with each of the others."""
+def _sound(origin: Storage, pictures: list[str], name: str, converted: Path) -> tuple[list[str], list[str]]:
+    """Return the pictures that can be used, and what is wrong with each of the others.
+
+    HEIC and others that OpenCV does not read are written to the folder `converted` as JPEG, under the same path.
+    """
     sound, left_out = [], []
 
     def wrong(path: str) -> str | None:
         try:
-            return defect(_importable(path, origin.read(path)))
+            data = origin.read(path)
+            if is_picture(path) or not data:
+                return defect(data)
+            data = encode_jpeg(images.read(data).pixels)
         except UserError as error:
             return str(error).removeprefix("the picture: ")
+        with disk_errors(str(converted)):
+            (converted / path).parent.mkdir(parents=True, exist_ok=True)
+            (converted / path).write_bytes(data)
+        return defect(data)
 
     with progress_bar(f"checking {name}") as show:
-        found = threaded(wrong, pictures)
-        for path, what in counted(zip(pictures, found, strict=True), show, len(pictures)):
+        defects = threaded(wrong, pictures)
+        for path, what in counted(zip(pictures, defects, strict=True), show, len(pictures)):
             if what:
                 left_out.append(f"{origin.root}/{path}: {what}")
             else:
                 sound.append(path)
     return sound, left_out
-
-
-def _importable(path: str, data: bytes) -> bytes:
-    """Return a picture's file as data sets hold it: JPEG in place of HEIC and others that OpenCV does not read.
-
-    Raises:
-        UserError: where such a file cannot be read.
-    """
-    return data if is_picture(path) or not data else encode_jpeg(images.read(data).pixels)
 
 
 def _flat(paths: Iterable[str]) -> dict[str, str]:
@@ -314,12 +316,12 @@ def _flat(paths: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _transfer(file: Path, place: Storage, path: str) -> None:
-    """Put a local file into a data set: as a hard link where possible, else as a copy, or converted."""
-    if not place.is_local or not is_picture(file.name):
-        place.write(path, _importable(file.name, file.read_bytes()))
+def _transfer(file: Path, dataset: Storage, path: str) -> None:
+    """Put a local file into a data set: as a hard link where possible, else as a copy."""
+    if not dataset.is_local:
+        dataset.write(path, file.read_bytes())
         return
-    target = Path(place.root) / path
+    target = Path(dataset.root) / path
     with disk_errors(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
@@ -348,7 +350,7 @@ def is_published(info: Mapping[str, Any]) -> bool:
 
 
 def describe(info: Mapping[str, Any]) -> str:
-    """Say in one clause where a data set comes from, for reports."""
+    """Return the origin of a dataset in one clause, for reports."""
     count = f"{info['training']:,}"
     if info["source"] == "generated":
         return f"{count} generated landscapes (seed {info['seed']})"

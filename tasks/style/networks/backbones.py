@@ -52,7 +52,7 @@ class BackboneNetwork(nn.Module):
         self.eval()
 
     def forward(self, image: Image, layers: tuple[str, ...]) -> dict[str, Features]:
-        """Give the features of some layers, as `resolve` names them, of RGB images in [0, 1].
+        """Return the features of some layers, as `resolve` names them, of RGB images in [0, 1].
 
         Nothing deeper than the deepest of them is computed.
 
@@ -60,23 +60,23 @@ class BackboneNetwork(nn.Module):
             UserError: where the image is too small to reach the layer.
         """
         depth = max((self.layers.index(layer) + 1 for layer in layers), default=0)
-        found: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
         features, last = self.prepare(image), ""
         for name, module in zip(self.layers[:depth], self.features, strict=False):
             if min(features.shape[-2:]) < smallest(module):
                 height, width = image.shape[-2:]
                 raise UserError(f"{height} x {width} pixels are too few for {name}; take a larger size")
-            if isinstance(module, nn.ReLU) and last.startswith("conv") and last not in found:
+            if isinstance(module, nn.ReLU) and last.startswith("conv") and last not in outputs:
                 features = features.relu_()  # of a convolution's output, which nothing else needs
             else:
                 features = self._apply_layer(module, features)
             last = name
             if name in layers:
-                found[name] = features
-        return {layer: found[layer] for layer in layers}
+                outputs[name] = features
+        return {layer: outputs[layer] for layer in layers}
 
     def prepare(self, image: Image) -> Image:
-        """Give the image as the first convolution wants it, on a CPU channels last, which suits its libraries."""
+        """Normalize an image for the first convolution; on a CPU channels last in memory, which is faster."""
         prepared: Tensor = (image - self.mean) / self.std
         return prepared.contiguous(memory_format=torch.channels_last) if image.device.type == "cpu" else prepared
 
@@ -90,7 +90,7 @@ class BackboneNetwork(nn.Module):
         return self._frozen[module](features)
 
     def resolve(self, layer: str, role: Literal["content", "style"]) -> str:
-        """Say which layer `stage1` .. `stage5` stands for, or return a layer's own name.
+        """Return the layer that `stage1` .. `stage5` stands for, or a layer's own name unchanged.
 
         VGG: `relu{k}_1` for style (Gatys et al. 2016); `relu{k}_2` for content, or `relu{k}_1` where the weights end
         there: stage 4 is Gatys' conv4_2, after its ReLU as in his code. AlexNet: `relu{k}`. SqueezeNet: `relu1`,
@@ -149,22 +149,22 @@ def names(network: str, features: nn.Sequential) -> tuple[str, ...]:
     """Name the layers in the field's way: by stage and convolution for VGG, else by convolution or fire module."""
     from torchvision.models.squeezenet import Fire  # not above: it takes 2 s, and a trained network needs it not
 
-    found, stage, number = [], 1, 0
+    layer_names, stage, number = [], 1, 0
     for module in features:
         kind = {nn.Conv2d: "conv", nn.ReLU: "relu", Fire: "fire"}.get(type(module), "pool")
         number += kind in ("conv", "fire")
         if not network.startswith("vgg"):
-            found.append(f"{kind}{number}")
+            layer_names.append(f"{kind}{number}")
         elif kind == "pool":
-            found.append(f"pool{stage}")
+            layer_names.append(f"pool{stage}")
             stage, number = stage + 1, 0
         else:
-            found.append(f"{kind}{stage}_{number}")
-    return tuple(found)
+            layer_names.append(f"{kind}{stage}_{number}")
+    return tuple(layer_names)
 
 
 def smallest(module: nn.Module) -> int:
-    """Give the smallest height and width that a layer takes."""
+    """Return the smallest height and width that a layer accepts."""
     match module:
         case nn.Conv2d(padding_mode="reflect"):
             return int(module.padding[0]) + 1

@@ -116,7 +116,7 @@ def _rrmina(tensors: Mapping[str, Tensor]) -> Converted:
     bottleneck = "ResidualBlock.0.conv3.conv_layer.weight" in tensors
     blocks = [f"ResidualBlock.{n}.conv{part}" for n in range(5) for part in range(1, 4 if bottleneck else 3)]
     names: list[tuple[str, str | None]] = [
-        (f"{place}.conv_layer", f"{place}.norm_layer") for place in (*(f"ConvBlock.{n}" for n in (0, 2, 4)), *blocks)
+        (f"{layer}.conv_layer", f"{layer}.norm_layer") for layer in (*(f"ConvBlock.{n}" for n in (0, 2, 4)), *blocks)
     ]
     names += [(f"DeconvBlock.{n}.conv_transpose", f"DeconvBlock.{n}.norm_layer") for n in (0, 2)]
     names.append(("DeconvBlock.4.conv_layer", None))
@@ -145,15 +145,15 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
         raise UserError(f"{manifest}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{manifest}: no list of variables with file names and shapes") from error
-    found = {}
+    tensors = {}
     for name, (filename, shape) in shapes.items():
         if Path(filename).name != filename:
             raise UserError(f"{manifest}: {filename!r} is no name of a file in this folder")
         data = weights.read_bytes(folder / filename)
         if min(shape, default=1) < 1 or len(data) != 4 * math.prod(shape):
             raise UserError(f"{folder / filename}: {len(data)} bytes are no {'x'.join(map(str, shape))} float32")
-        found[name] = torch.from_numpy(np.frombuffer(data, "<f4").reshape(shape).copy())
-    return found
+        tensors[name] = torch.from_numpy(np.frombuffer(data, "<f4").reshape(shape).copy())
+    return tensors
 
 
 def _tensorflow(tensors: Mapping[str, Tensor]) -> Converted:

@@ -106,11 +106,11 @@ class Layer(nn.Module):
             self.norm = nn.InstanceNorm2d(outputs, eps=architecture.epsilon, affine=True)
 
     def size(self, length: int) -> int:
-        """Give the output's length for an even input's."""
+        """Return the output length for an even input length."""
         return 2 * length if self.doubles else length // self.stride
 
     def source(self, start: int, stop: int) -> Range:
-        """Give the part of the input, perhaps beyond its borders, that the output's rows [start, stop) need.
+        """Return the part of the input, perhaps beyond its borders, that the output's rows [start, stop) need.
 
         Where the layer doubles the resolution, start and stop are even.
         """
@@ -148,7 +148,7 @@ class Layer(nn.Module):
     def scale_and_shift(
         self, mean: Float[Tensor, " channel"], variance: Float[Tensor, " channel"]
     ) -> tuple[Float[Tensor, "channel 1 1"], Float[Tensor, "channel 1 1"]]:
-        """Give the factors and summands that instance normalisation with these statistics comes to."""
+        """Return the scale and shift that equal instance normalisation with these statistics."""
         assert self.norm is not None
         scale = self.norm.weight * torch.rsqrt(variance + self.norm.eps)
         return scale[:, None, None], (self.norm.bias - mean * scale)[:, None, None]
@@ -177,7 +177,7 @@ def extended(features: Features, beyond: list[int], mode: Literal["replicate", "
         first, end = list(range(before, 0, -1)), list(range(last - 1, last - 1 - after, -1))
         if mode == "replicate":
             first, end = [0] * before, [last] * after
-        edges = [[features.narrow(dim, place, 1) for place in places] for places in (first, end)]
+        edges = [[features.narrow(dim, index, 1) for index in places] for places in (first, end)]
         parts = [*edges[0], features, *edges[1]]
         features = torch.cat(parts, dim) if len(parts) > 1 else features
     return features
@@ -269,7 +269,7 @@ class TransformerNetwork(nn.Module):
 
     @torch.no_grad()
     def blended(self, shares: Sequence[float]) -> TransformerNetwork:
-        """Give the network of one style that these shares of a conditional one's styles make, a copy.
+        """Return a copy with one style: the mixture of a conditional network's styles by these shares.
 
         Raises:
             ValueError: where there are not as many shares as styles.

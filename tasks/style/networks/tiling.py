@@ -58,7 +58,7 @@ class Moments:
             self.count = total
 
     def result(self) -> tuple[Float[Tensor, " channel"], Float[Tensor, " channel"]]:
-        """Give mean and variance (of the population), in float32."""
+        """Return mean and variance (of the population), in float32."""
         return self.mean.float(), (self.squares / self.count).float()
 
 
@@ -151,12 +151,12 @@ def needed_bytes(network: TransformerNetwork, height: int, width: int, tiled: bo
 
 
 def fits(network: TransformerNetwork, height: int, width: int, available: int) -> bool:
-    """Say whether a whole image can be stylised at once in `available` bytes."""
+    """Return whether `available` bytes hold the features of a whole image."""
     return needed_bytes(network, height, width, tiled=False) <= available
 
 
 def layers(network: TransformerNetwork) -> list[Layer]:
-    """Give the network's layers in order."""
+    """Return the network's layers in order."""
     return [layer for layer in network.layers if isinstance(layer, Layer)]
 
 
@@ -179,8 +179,8 @@ def free_threads() -> int:
         stats = [(thread / "stat").read_text() for thread in Path("/proc/self/task").iterdir()]
     except (OSError, IndexError, ValueError):
         return most
-    own = sum(stat.rsplit(")", 1)[-1].split()[:1] == ["R"] for stat in stats)
-    return max(1, min(most, (os.cpu_count() or 1) - max(0, running - own)))
+    ours = sum(stat.rsplit(")", 1)[-1].split()[:1] == ["R"] for stat in stats)
+    return max(1, min(most, (os.cpu_count() or 1) - max(0, running - ours)))
 
 
 def undisturbed() -> AbstractContextManager[None]:
@@ -231,8 +231,8 @@ def _walk(
             if progress is not None:
                 progress(done, total)
         if layer.norm is not None:
-            found = moments.result() if statistics is None else statistics[index]
-            scale, shift = layer.scale_and_shift(*(value.to(layer.convolution.weight.device) for value in found))
+            measured = moments.result() if statistics is None else statistics[index]
+            scale, shift = layer.scale_and_shift(*(value.to(layer.convolution.weight.device) for value in measured))
             torch.addcmul(shift.cpu(), features, scale.cpu(), out=features)
         if layer.branches:
             before = x
@@ -245,7 +245,7 @@ def _walk(
 
 
 def fast_convolution(layer: Layer, device: str | torch.device, dtype: torch.dtype) -> Callable[[Features], Features]:
-    """Give a function that equals `layer.convolve` but suits the libraries better, which like many channels.
+    """Return a function that equals `layer.convolve` but is faster, since the libraries prefer many channels.
 
     Doubling the resolution: each of the four pixels that an input pixel becomes depends on 2 x 2 input pixels, so one
     convolution with four times the channels, whose output is reordered. The last layer: of its three colours, four
@@ -290,8 +290,8 @@ def _quarters(layer: Layer, weight: Tensor) -> Float[Tensor, "four_outputs input
         pairs = [(0, 0, 2), (0, 1, 0), (1, 1, 1)]
     else:  # outputs 2 j - 1, 2 j of inputs j - 1, j
         pairs = [(0, 0, 0), (0, 0, 1), (0, 1, 2), (1, 0, 0), (1, 1, 1), (1, 1, 2)]
-    for place in pairs:
-        taps[place] = 1
+    for tap in pairs:
+        taps[tap] = 1
     if layer.transposed:
         weight = weight.transpose(0, 1)
     return torch.einsum("ijk,lmn,ockn->oilcjm", taps, taps, weight).flatten(0, 2)

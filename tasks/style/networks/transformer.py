@@ -102,7 +102,7 @@ def load(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
 
 
 def chosen(network: TransformerNetwork, styles: Sequence[str], painting: str, name: str) -> TransformerNetwork:
-    """Give one style of a network: that of a painting, or the only one. `name` is what errors call the network.
+    """Return one style of a network: a painting's, or the only one. Errors call the network `name`.
 
     Raises:
         UserError: where there is no such style, or there are several and none is named.
@@ -221,12 +221,12 @@ def pack(network: TransformerNetwork, provenance: Mapping[str, object], half: bo
 
 
 def is_file(name: str) -> bool:
-    """Say whether a file has this name, or a folder of a network's variables."""
+    """Return whether a path is a file, or a folder of a network's variables."""
     return Path(name).is_file() or (Path(name) / MANIFEST).is_file()
 
 
 def zoo() -> dict[str, Path]:
-    """Give the trained networks that come with this package, by name."""
+    """Return the files of the package's trained networks, by name."""
     return files("style")
 
 

@@ -61,7 +61,7 @@ class Weights:
 
 
 def architecture(network: str) -> nn.Sequential:
-    """Give the convolutional part of torchvision's network, its tensors without memory (on the device `meta`)."""
+    """Return the convolutional part of torchvision's network on the device `meta`: its tensors take no memory."""
     from torchvision.models import get_model
 
     with torch.device("meta"):
@@ -69,7 +69,7 @@ def architecture(network: str) -> nn.Sequential:
     return features
 
 
-def assemble(found: Weights, pooling: Literal["average", "max"]) -> nn.Sequential:
+def assemble(loaded: Weights, pooling: Literal["average", "max"]) -> nn.Sequential:
     """Build torchvision's layers with these weights, up to the first layer that has none; frozen.
 
     ReLUs are never in place, so that every output may be kept. Average pooling has the windows of the network's own
@@ -78,19 +78,19 @@ def assemble(found: Weights, pooling: Literal["average", "max"]) -> nn.Sequentia
     Raises:
         ValueError: where a tensor is missing in between, or its shape is not its layer's.
     """
-    rest = dict(found.tensors)
+    rest = dict(loaded.tensors)
     layers: list[nn.Module] = []
-    for index, layer in enumerate(architecture(found.network)):
+    for index, layer in enumerate(architecture(loaded.network)):
         if any(f"features.{index}.{name}" not in rest for name, _ in layer.named_parameters()):
             break
-        layers.append(_layer(layer, f"features.{index}", rest, found.padding, pooling))
+        layers.append(_layer(layer, f"features.{index}", rest, loaded.padding, pooling))
     if rest:
-        raise ValueError(f"layer {len(layers)} of {found.network} is missing, but {min(rest)} is there")
+        raise ValueError(f"layer {len(layers)} of {loaded.network} is missing, but {min(rest)} is there")
     return nn.Sequential(*layers)
 
 
 def _layer(layer: nn.Module, name: str, rest: dict[str, Tensor], padding: str, pooling: str) -> nn.Module:
-    """Give a layer as `assemble` wants it; its tensors are taken out of `rest`."""
+    """Return a layer for `assemble`; its tensors are removed from `rest`."""
     from torchvision.models.squeezenet import Fire
 
     match layer:
@@ -107,7 +107,7 @@ def _layer(layer: nn.Module, name: str, rest: dict[str, Tensor], padding: str, p
 
 
 def _convolution(layer: nn.Conv2d, name: str, weight: Tensor, bias: Tensor, padding: str) -> nn.Conv2d:
-    """Give torchvision's convolution with the file's weights, and so with the file's number of filters."""
+    """Return torchvision's convolution with the weights, and so the number of filters, of the file."""
     filters, inputs, *kernel = weight.shape if weight.ndim == 4 else (0, 0)
     fits = 0 < filters <= layer.out_channels and 0 < inputs <= layer.in_channels and bias.shape == (filters,)
     if not fits or tuple(kernel) != layer.kernel_size:
@@ -133,30 +133,30 @@ def random(network: str, seed: int) -> Weights:
 
 
 def imagenet(network: str) -> Weights:
-    """Give torchvision's weights, trained on ImageNet: from torch's cache, else downloaded to it.
+    """Return torchvision's ImageNet weights, downloaded to torch's cache unless they are there.
 
     Raises:
         UserError: where they cannot be downloaded, or the file in the cache is broken.
     """
     from torchvision.models import get_model_weights
 
-    found: Any = get_model_weights(network)["IMAGENET1K_V1"]
+    entry: Any = get_model_weights(network)["IMAGENET1K_V1"]
     try:
         with contextlib.redirect_stdout(sys.stderr):  # torch prints that it downloads; standard output is for results
-            state = found.get_state_dict(progress=False, check_hash=True, map_location="cpu", weights_only=True)
+            state = entry.get_state_dict(progress=False, check_hash=True, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UserError(
-            f"weights imagenet: {found.url} cannot be downloaded ({_reason(error)}); take weights=random, or put the "
+            f"weights imagenet: {entry.url} cannot be downloaded ({_reason(error)}); take weights=random, or put the "
             f"file into {torch.hub.get_dir()}/checkpoints, or name a file of yours (`retable style weights FILE`)"
         ) from error
     except Exception as error:  # unpickling a broken file raises almost anything
-        where = f"{torch.hub.get_dir()}/checkpoints/{found.url.rsplit('/', 1)[-1]}"
-        raise UserError(f"weights imagenet: {found.url}, or its copy {where}, is broken; remove the copy") from error
+        where = f"{torch.hub.get_dir()}/checkpoints/{entry.url.rsplit('/', 1)[-1]}"
+        raise UserError(f"weights imagenet: {entry.url}, or its copy {where}, is broken; remove the copy") from error
     return Weights(network, {name: value for name, value in state.items() if name.startswith("features.")})
 
 
 def small(network: str) -> Weights:
-    """Give the small network that comes with the task; see `distil`.
+    """Return the small network that comes with the task; see `distil`.
 
     Raises:
         UserError: where there is none of this kind.
@@ -176,7 +176,7 @@ def stored(digest: str, storage: Storage | None) -> Weights:
 
 
 def _sealed(tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> Weights:
-    """Give the weights of a file's tensors and fields."""
+    """Return `Weights` from a file's tensors and fields."""
     mean, std = tuple(fields["mean"]), tuple(fields["std"])
     tensors = {name: value.float() for name, value in tensors.items()}
     return Weights(fields["network"], tensors, mean, std, fields["padding"])
@@ -192,34 +192,34 @@ def import_weights(file: Path, storage: Storage) -> str:
         UserError: where the file cannot be read, is of no known layout, or its tensors do not fit each other.
     """
     data = weights.read_bytes(file)
-    found = recognise(file, data)
+    loaded = recognise(file, data)
     try:
-        weights.check_finite(found.tensors)
-        assemble(found, "max")(torch.zeros(1, 3, 64, 64))  # whether each layer takes what the one before gives
+        weights.check_finite(loaded.tensors)
+        assemble(loaded, "max")(torch.zeros(1, 3, 64, 64))  # whether each layer takes what the one before gives
     except (ValueError, RuntimeError) as error:
-        raise UserError(f"{file}: no {found.network}: {str(error).splitlines()[0]}; {KNOWN}") from error
-    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+        raise UserError(f"{file}: no {loaded.network}: {str(error).splitlines()[0]}; {KNOWN}") from error
+    fields = {field.name: getattr(loaded, field.name) for field in dataclasses.fields(loaded)}
     tensors, fields["source"] = fields.pop("tensors"), sha256(data)
     return weights.keep(weights.sealed(tensors, "backbone", fields), storage)
 
 
 def recognise(file: Path, data: bytes) -> Weights:
-    """Say what weights a file's bytes are.
+    """Return the weights of a file in any known layout.
 
     Raises:
         UserError: where they are of no known layout.
     """
-    found: Weights | None
+    loaded: Weights | None
     if "backbone" in (weights.metadata(data) or {}):
-        found = _sealed(*weights.unsealed(data, "backbone"))
+        loaded = _sealed(*weights.unsealed(data, "backbone"))
     elif data.startswith((b"PK", b"\x80")) or weights.metadata(data) is not None:
         state = weights.read_tensors(file, data, KNOWN, "features.0.weight", "0.weight", "conv0.weight")
-        found = _torchvision(state) or _with_colours(state)
+        loaded = _torchvision(state) or _with_colours(state)
     else:
-        found = decompress(data)
-    if found is None:
+        loaded = decompress(data)
+    if loaded is None:
         raise UserError(f"{file}: unknown weights, or not the whole file; {KNOWN}")
-    return found
+    return loaded
 
 
 def _torchvision(state: Mapping[str, Tensor]) -> Weights | None:
@@ -246,8 +246,8 @@ def _with_colours(state: Mapping[str, Tensor]) -> Weights | None:
     if numbers[0][0] != 0 or matrix.shape != (3, 3, 1, 1) or offset.shape != (3,):
         return None
     tensors = {}
-    for place, name in zip(places, names[1:], strict=False):  # a file may end at any convolution
-        tensors[f"{place}.weight"], tensors[f"{place}.bias"] = state[f"{name}.weight"].float(), state[f"{name}.bias"]
+    for target, name in zip(places, names[1:], strict=False):  # a file may end at any convolution
+        tensors[f"{target}.weight"], tensors[f"{target}.bias"] = state[f"{name}.weight"].float(), state[f"{name}.bias"]
     return _fold("vgg19", tensors, matrix[:, :, 0, 0], offset, "reflect")
 
 
@@ -308,5 +308,5 @@ def decompress(data: bytes) -> Weights | None:
 
 
 def _reason(error: OSError) -> str:
-    """Say in a line why a file or an address could not be read."""
+    """Return the reason of an error in one line."""
     return str(getattr(error, "reason", None) or error.strerror or error).splitlines()[0]

@@ -52,7 +52,7 @@ _INPUTS, _OUTPUTS = (torch.kron(each, each).float() for each in (_INPUT, _OUTPUT
 
 
 def fits(convolution: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Say whether a convolution is of the kind that is faster so on a CPU."""
+    """Return whether Winograd's algorithm suits a convolution on a CPU."""
     return (
         isinstance(convolution, nn.Conv2d)
         and convolution.kernel_size == (3, 3)
@@ -62,7 +62,7 @@ def fits(convolution: nn.Module) -> TypeGuard[nn.Conv2d]:
 
 
 def suits(convolution: nn.Module, features: Features) -> TypeGuard[nn.Conv2d]:
-    """Say whether these features, of as many rows and columns as the result, are convolved faster so, here and now."""
+    """Return whether Winograd's algorithm is faster for these features, whose size is that of the result."""
     return (
         fits(convolution)
         and features.shape[2] * features.shape[3] >= POSITIONS
@@ -125,8 +125,8 @@ class Frozen:
         padding = self.padding
         if self.reflects:
             features, padding = functional.pad(features, (padding,) * 4, mode="reflect"), 0
-        found: Tensor = _Convolution.apply(features, self.forth, self.back, self.bias, padding)
-        return found
+        convolved: Tensor = _Convolution.apply(features, self.forth, self.back, self.bias, padding)
+        return convolved
 
 
 class _Convolution(torch.autograd.Function):

@@ -78,7 +78,7 @@ class Student(nn.Module):
             else:
                 self.layers.append(nn.ReLU())
         filters = [layer.out_channels for layer in self.convolutions()]
-        self.heads = nn.ModuleList(nn.Conv2d(own, other, 1) for own, other in zip(filters, wanted, strict=True))
+        self.heads = nn.ModuleList(nn.Conv2d(small, other, 1) for small, other in zip(filters, wanted, strict=True))
         self.prepare, self.deviation = teacher.prepare, deviation
 
     def convolutions(self) -> list[nn.Conv2d]:
@@ -110,23 +110,23 @@ class Student(nn.Module):
             head.bias.copy_(offset)
 
     def features(self, image: Tensor) -> list[Tensor]:
-        """Give the features of each convolution, after its ReLU."""
-        features, found = self.prepare(image) / self.deviation, []
+        """Return the features of each convolution after its ReLU."""
+        features, outputs = self.prepare(image) / self.deviation, []
         for layer in self.layers:
             features = layer(features)
             if isinstance(layer, nn.ReLU):
-                found.append(features)
-        return found
+                outputs.append(features)
+        return outputs
 
     def forward(self, image: Tensor) -> list[Tensor]:
-        """Give what the matrices make of each layer, in order."""
+        """Return the teacher's features that the matrices predict from each layer, in order."""
         return [head(features) for head, features in zip(self.heads, self.features(image), strict=True)]
 
 
-def aligned(own: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def aligned(small: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """Cut both to the rows and columns that both have: networks differ by one at their borders."""
-    height, width = (min(one, other) for one, other in zip(own.shape[2:], wanted.shape[2:], strict=True))
-    return own[:, :, :height, :width], wanted[:, :, :height, :width]
+    height, width = (min(one, other) for one, other in zip(small.shape[2:], wanted.shape[2:], strict=True))
+    return small[:, :, :height, :width], wanted[:, :, :height, :width]
 
 
 def rows(features: Tensor) -> Tensor:
@@ -134,10 +134,10 @@ def rows(features: Tensor) -> Tensor:
     return features.permute(0, 2, 3, 1).flatten(0, 2).double()
 
 
-def least_squares(own: Tensor, wanted: Tensor) -> Tensor:
+def least_squares(inputs: Tensor, wanted: Tensor) -> Tensor:
     """Return the matrix, its last row a constant, that makes the wanted rows of one's own best."""
-    own = torch.cat((own, torch.ones(len(own), 1, dtype=own.dtype)), 1)
-    solution: Tensor = torch.linalg.lstsq(own, wanted, driver="gelsd").solution
+    inputs = torch.cat((inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)), 1)
+    solution: Tensor = torch.linalg.lstsq(inputs, wanted, driver="gelsd").solution
     return solution
 
 
@@ -185,7 +185,7 @@ def distil(
             with torch.no_grad():
                 wanted = large(batch, layers)
             made = student(batch)
-        pairs = [aligned(own.float(), wanted[layer].float()) for own, layer in zip(made, layers, strict=True)]
+        pairs = [aligned(small.float(), wanted[layer].float()) for small, layer in zip(made, layers, strict=True)]
         parts = [functional.mse_loss(*pair) / scale for pair, scale in zip(pairs, scales, strict=True)]
         loss = torch.stack(parts).mean()
         optimizer.zero_grad()
@@ -194,33 +194,6 @@ def distil(
         schedule.step()
         report(step, loss.item())
     return pack(network, student, large)
-
-
-@torch.no_grad()
-def unexplained(
-    small: BackboneNetwork,
-    large: BackboneNetwork,
-    batch: Tensor,
-    network: str = "vgg19",
-    fitted: Tensor | None = None,
-) -> list[float]:
-    """Return which share of the variance of the teacher's features the best matrix on the small one's leaves.
-
-    One number for each layer of the recipe; least squares over all positions of other pictures, `fitted`, with a
-    constant. Without them it is over the batch itself, which favors a network of many filters.
-    """
-    found, layers = [], RECIPES[network].layers
-    own, other, mine, taught = (
-        net(pictures, names)
-        for pictures in (batch, batch if fitted is None else fitted)
-        for net, names in ((small, tuple(layers)), (large, tuple(layers.values())))
-    )
-    for layer, name in layers.items():
-        solution = least_squares(*map(rows, aligned(mine[layer], taught[name])))
-        x, y = map(rows, aligned(own[layer], other[name]))
-        left = y - x @ solution[:-1] - solution[-1]
-        found.append(float(left.square().sum() / (y - y.mean(0)).square().sum()))
-    return found
 
 
 def crops(pictures: Sequence[Array], rng: np.random.Generator) -> Tensor:
@@ -240,11 +213,11 @@ def pack(network: str, student: Student, teacher: BackboneNetwork) -> bytes:
     """Return the file of a small network, in 16 bits, as imported weights are kept."""
     places = [f"features.{n[:-7]}" for n, _ in weights.architecture(network).named_parameters() if n.endswith("weight")]
     tensors: dict[str, Tensor] = {}
-    for index, (place, layer) in enumerate(zip(places, student.convolutions(), strict=False)):
+    for index, (name, layer) in enumerate(zip(places, student.convolutions(), strict=False)):
         assert layer.bias is not None
         weight = layer.weight.detach() / (1.0 if index else student.deviation)
-        tensors |= {f"{place}.weight": weight.half(), f"{place}.bias": layer.bias.detach().half()}
+        tensors |= {f"{name}.weight": weight.half(), f"{name}.bias": layer.bias.detach().half()}
     mean, std = (tuple(values.flatten().tolist()) for values in (teacher.mean, teacher.std))
-    found = Weights(network, {}, mean, std, "reflect")
-    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found) if field.name != "tensors"}
+    empty = Weights(network, {}, mean, std, "reflect")
+    fields = {field.name: getattr(empty, field.name) for field in dataclasses.fields(empty) if field.name != "tensors"}
     return files.sealed(tensors, "backbone", fields)

@@ -1,7 +1,7 @@
 """A network as an ONNX file: one graph of standard operators for pictures of any size, without this package.
 
 The graph is written node by node after the network's own layers, so that nothing depends on a tracer: the same padding,
-the same order, instance normalisation of the whole picture.
+the same order, instance normalisation of the whole picture. `torch.onnx` (2.x) has no quantizer for files of 8 bits.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Always(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channel inputs row column"], region: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch lead row column"]:
-        """Give the same logit everywhere."""
+        """Return the same logit everywhere."""
         return images.new_full((len(images), *self.shape), self.logit, dtype=torch.float32)
 
 
@@ -70,7 +70,7 @@ class Climatology(nn.Module):
         self.seen.index_add_(0, region, (events != MASKED).sum(1, dtype=torch.float64))
 
     def frequency(self) -> Float[Tensor, "region row column"]:
-        """Give the share of rain, strictly between 0 and 1.
+        """Return the share of rain, strictly between 0 and 1.
 
         Each pixel is taken to have been seen once more, with the region's mean as the outcome; the region itself once
         more, half rainy (Jeffreys). So pixels never seen have the region's mean, and regions never seen that of all.
@@ -83,7 +83,7 @@ class Climatology(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channel inputs row column"], region: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch lead row column"]:
-        """Give the logit of each region's frequencies, for each lead time."""
+        """Return the logit of each region's frequencies, for each lead time."""
         logits = torch.logit(self.frequency()).float()[region]
         return logits[:, None].expand(-1, self.forecast, -1, -1)
 
@@ -218,13 +218,13 @@ class RetrievalForecaster(nn.Module):
         self.moves = motion
 
     def now(self, images: Float[Tensor, "batch channel inputs row column"]) -> Float[Tensor, "batch row column"]:
-        """Give the logit of rain at the time of the last image, on the forecast's grid."""
+        """Return the logit of rain at the time of the last image, on the forecast's grid."""
         return enlarge_centre(self.network(images[:, :, -1]))[:, 0]
 
     def forward(
         self, images: Float[Tensor, "batch channel inputs row column"]
     ) -> Float[Tensor, "batch lead row column"]:
-        """Give the logits of all lead times. They, not probabilities, are moved: at rest the forecast is `now`.
+        """Return the logits of all lead times. They, not probabilities, are moved: at rest the forecast is `now`.
 
         In training mode, only `now` (batch, 1, row, column): the motion has nothing to learn.
         """

@@ -92,7 +92,7 @@ class ContextForecaster(nn.Module):
         self.last.bias = nn.Parameter(torch.full((forecast,), math.log(RAIN_SHARE / (1 - RAIN_SHARE))))
 
     def forward(self, x: Float[Tensor, "batch 11 input row column"]) -> Float[Tensor, "batch lead row column"]:
-        """Give logits of rain: of the forecast's place at 2 km, or (without `crop`) on the grid of the images.
+        """Return logits of rain: of the forecast's place at 2 km, or (without `crop`) on the grid of the images.
 
         A margin of one pixel, kept at every scale, gives the enlargement its neighbours.
         """

@@ -32,7 +32,7 @@ DEPTH, HEADS = 2, (3, 6, 12, 24)
 
 
 def up_to_multiple(number: int) -> int:
-    """Give the next multiple of 32."""
+    """Return the next multiple of 32."""
     return math.ceil(number / MULTIPLE) * MULTIPLE
 
 
@@ -110,7 +110,7 @@ class Merging(nn.Module):
 
 
 def halve(config: Swin) -> Any:
-    """Give what MONAI makes the mergings with that halve all three dimensions and double the channels."""
+    """Return MONAI's merging layers that halve all three dimensions and double the channels."""
     from monai.networks.nets.swin_unetr import PatchMergingV2
 
     def as_the_reference(dim: int, **_: Any) -> nn.Module:
@@ -182,7 +182,7 @@ class UpsamplingSwin(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channel inputs row column"]
     ) -> Float[Tensor, "batch 1 lead row column"]:
-        """Give one logit for each lead time and pixel; height and width are multiples of 32."""
+        """Return one logit for each lead time and pixel; height and width are multiples of 32."""
         tokens = [self.embed(images)]
         for layer in self.stages:
             tokens.append(layer(tokens[-1].contiguous()))

@@ -30,7 +30,7 @@ def activation(config: UNet) -> nn.Module:
 
 
 def halve(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Give the shape after pooling by 2, which keeps the rest of an odd length."""
+    """Return the shape after pooling by 2, which keeps the rest of an odd length."""
     return tuple((length + 1) // 2 for length in shape)
 
 
@@ -152,7 +152,7 @@ class UNetForecaster(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, x: Float[Tensor, "batch 11 input row column"]) -> Float[Tensor, "batch lead row column"]:
-        """Give logits of rain, on the grid of the images."""
+        """Return logits of rain, on the grid of the images."""
         skips: list[Tensor] = []
         for level, down in enumerate(self.down_convs):
             x = down(functional.max_pool3d(x, 2, ceil_mode=True) if level else x)

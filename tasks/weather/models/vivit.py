@@ -32,7 +32,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(dim, dim)
 
     def forward(self, tokens: Float[Tensor, "batch token dim"]) -> Float[Tensor, "batch token dim"]:
-        """Let every token attend to all."""
+        """Apply attention of every token to all tokens."""
         parts = self.queries_keys_values(tokens).unflatten(2, (3, self.heads, -1))
         queries, keys, values = parts.permute(2, 0, 3, 1, 4)
         mixed: Tensor = self.out(F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2))
@@ -84,19 +84,21 @@ def from_reference(state: Mapping[str, Tensor], model: Vivit) -> dict[str, Tenso
 
     Their patches are cut before a linear layer, rows, columns and channels in this order; here a convolution does both.
     """
-    found = {}
+    renamed = {}
     for name, value in state.items():
-        ours = next((made for pattern, place in REFERENCE.items() if (made := _renamed(pattern, place, name))), name)
+        ours = next(
+            (made for pattern, template in REFERENCE.items() if (made := _renamed(pattern, template, name))), name
+        )
         ours = ours.replace("{depth}", str(model.depth)).replace("temporal.", "time.")
         if ours == "embed.weight" and value.shape[1:] == (model.patch**2 * len(CHANNELS),):
             value = value.reshape(-1, model.patch, model.patch, len(CHANNELS)).permute(0, 3, 1, 2)
-        found[ours] = value[None] if name == "space_token" and value.ndim == 3 else value
-    return found
+        renamed[ours] = value[None] if name == "space_token" and value.ndim == 3 else value
+    return renamed
 
 
-def _renamed(pattern: str, place: str, name: str) -> str:
+def _renamed(pattern: str, template: str, name: str) -> str:
     match = re.fullmatch(pattern, name)
-    return match.expand(place) if match else ""
+    return match.expand(template) if match else ""
 
 
 class VivitForecaster(nn.Module):

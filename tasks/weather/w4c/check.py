@@ -62,12 +62,12 @@ def check(where: Storage | Path) -> list[str]:
     except UserError as error:
         return [str(error)]
     if info.get("format") == "parquet":
-        found = [*_sequence_defects(folder, slots), *_parquet_defects(folder, info, slots)]
+        defects = [*_sequence_defects(folder, slots), *_parquet_defects(folder, info, slots)]
     elif not folder.is_local:
-        found = [f"{folder}: HDF5 cannot be read from here; run `retable data convert weather` on a local storage"]
+        defects = [f"{folder}: HDF5 cannot be read from here; run `retable data convert weather` on a local storage"]
     else:
-        found = [*_sequence_defects(folder, slots), *_layout_defects(Path(folder.root), info, slots)]
-    return found
+        defects = [*_sequence_defects(folder, slots), *_layout_defects(Path(folder.root), info, slots)]
+    return defects
 
 
 def _sequence_defects(folder: Storage, slots: Mapping[tuple[int, str], Slots]) -> Iterator[str]:
@@ -129,9 +129,9 @@ def _absent(root: Path, there: list[tuple[int, str, str]], slots: Mapping[tuple[
 
 
 def _foreign(root: Path, there: list[tuple[int, str, str]]) -> Iterator[str]:
-    known = {path for series in there for _, path, _, _ in layout_files(*series)}
+    expected = {path for series in there for _, path, _, _ in layout_files(*series)}
     for path in sorted([*root.glob("[0-9]*/HRIT/*"), *root.glob("[0-9]*/OPERA/*")]):
-        if path.relative_to(root).as_posix() in known:
+        if path.relative_to(root).as_posix() in expected:
             continue
         split = path.name.split(".")[1] if path.name.count(".") > 2 else ""
         if path.parent.name == "OPERA" and split in SPLITS.values() and path.name.endswith(".rates.crop.h5"):
@@ -176,8 +176,8 @@ def _value_defects(path: Path | str, kind: str, read: Read, rows: int) -> Iterat
         values = frames[:, channel][np.isfinite(frames[:, channel])]
         low, width = float(LOW[channel]), float(HIGH[channel] - LOW[channel])
         if len(values) and (values.min() < low - BELOW * width or values.max() > low + (1 + ABOVE) * width):
-            said = f"{values.min():g} to {values.max():g}, expected about {low:g} to {low + width:g}"
-            yield f"{path}: {name}: values from {said}; reflectances are shares, temperatures kelvin"
+            values_range = f"{values.min():g} to {values.max():g}, expected about {low:g} to {low + width:g}"
+            yield f"{path}: {name}: values from {values_range}; reflectances are shares, temperatures kelvin"
 
 
 def _flat_defects(path: Path | str, frames: Array) -> Iterator[str]:
@@ -197,8 +197,8 @@ def _rain_defects(path: Path | str, rates: Array) -> Iterator[str]:
         yield f"{path}: no sampled pixel has a measurement; {AGAIN}"
     odd = (rates < 0) & (rates != MISSING) & (rates != UNDETECTED)
     if odd.any():
-        said = f"negative rain rates ({rates[odd].min():g})"
-        yield f"{path}: {said}; only {MISSING:.0f} and {UNDETECTED:.0f} stand for missing and undetected"
+        negative = f"negative rain rates ({rates[odd].min():g})"
+        yield f"{path}: {negative}; only {MISSING:.0f} and {UNDETECTED:.0f} stand for missing and undetected"
     beyond = np.isfinite(rates) & (rates > HIGHEST_RATE)
     if beyond.mean() > FLOOD:
         yield f"{path}: more than half above {HIGHEST_RATE:g} mm/h in the sampled frames; rates must be in mm/h"

@@ -78,8 +78,8 @@ def check_filters(path: Path, data: h5py.Dataset) -> None:
         if not h5py.h5z.filter_avail(code) and find_spec("hdf5plugin"):
             import_module("hdf5plugin")  # registers its filters
         if not h5py.h5z.filter_avail(code):
-            said = f"filter {code} ({name.decode(errors='replace') or 'not named'})"
-            raise UserError(f"{path}: is compressed by HDF5's {said}, which is not here; pip install hdf5plugin")
+            missing = f"filter {code} ({name.decode(errors='replace') or 'not named'})"
+            raise UserError(f"{path}: is compressed by HDF5's {missing}, which is not here; pip install hdf5plugin")
 
 
 def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
@@ -93,8 +93,8 @@ def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
 
     """
     try:
-        raw, said = data[rows], data.attrs
-        scale, offset = (said.get(name) for name in ("scale_factor", "add_offset"))
+        raw, attributes = data[rows], data.attrs
+        scale, offset = (attributes.get(name) for name in ("scale_factor", "add_offset"))
         plain = scale is None and offset is None
         if plain and raw.dtype.kind == "f":
             return np.asarray(raw, np.float32)
@@ -102,8 +102,8 @@ def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
         factor, added = (float(np.ravel(number)[0]) for number in factors)
         values = raw.astype(np.float32) if plain else np.asarray(raw * factor + added, np.float32)
         for name in ("_FillValue", "missing_value"):
-            if name in said:
-                values[raw == np.ravel(said[name])[0]] = np.nan
+            if name in attributes:
+                values[raw == np.ravel(attributes[name])[0]] = np.nan
         return values
     except (OSError, RuntimeError) as error:
         raise UserError(_unreadable(Path(data.file.filename), error)) from error
@@ -127,7 +127,7 @@ def _open(name: str, how: Callable[[], Any]) -> Any:
 
 
 def _forget(name: str) -> None:
-    """Let go of a file whose reading failed: the next reading opens it again."""
+    """Close a file whose reading failed; the next read opens it again."""
     with _lock:
         _opened.pop((os.getpid(), threading.get_ident(), name), None)
 

@@ -118,8 +118,8 @@ def schedule(
                 blocks.append([Slot(split, f"{split}_{part}") for part in lengths for _ in range(lengths[part])])
     stretches = max(1, min(len(blocks) + 1, training // (3 * (inputs + forecast))))
     days = [Slot("training")] * training
-    for place in rng.choice(training, training // 300, replace=False):
-        days[place:place] = [Slot("-")]
+    for slot in rng.choice(training, training // 300, replace=False):
+        days[slot:slot] = [Slot("-")]
     slots = []
     groups = max(1, stretches - 1)
     for number in range(stretches):
@@ -336,12 +336,12 @@ def generate(
     }
     target.mkdir(parents=True, exist_ok=True)
     write_csv(target / CSV, schedules)
-    found: dict[str, Any] = {"slots": {year: len(slots) for year, slots in schedules.items()}, "series": {}, "rain": {}}
+    made: dict[str, Any] = {"slots": {year: len(slots) for year, slots in schedules.items()}, "series": {}, "rain": {}}
     jobs = [(target, year, region, slots, size, seed) for year, slots in schedules.items() for region in regions]
     for written in write_all(jobs, len(regions) * sum(map(len, schedules.values())), workers, progress):
         for key, values in written.items():
-            found[key].update(values)
-    return found
+            made[key].update(values)
+    return made
 
 
 def write_all(

@@ -143,7 +143,7 @@ def read_csv(folder: Storage) -> dict[tuple[int, str], Slots]:
     kind[np.char.endswith(text["split_type"], "_in")] = INPUT
     kind[np.char.endswith(text["split_type"], "_target")] = TARGET
     complete, year = np.isin(text["all_vars"], ("1", "1.0", "True")), date // 10_000
-    found = {}
+    slots = {}
     for split in SPLITS:
         chosen = np.flatnonzero(complete & (text["split"] == split))
         chosen = chosen[np.argsort(time[chosen], kind="stable")]
@@ -152,8 +152,8 @@ def read_csv(folder: Storage) -> dict[tuple[int, str], Slots]:
             raise UserError(f"{folder}/{name}: {split} has the slot {time[chosen][twice[0]]} twice; {REMEDY}")
         for this in np.unique(year[chosen]):
             rows = chosen[year[chosen] == this]
-            found[int(this), split] = Slots(time[rows], kind[rows])
-    return found
+            slots[int(this), split] = Slots(time[rows], kind[rows])
+    return slots
 
 
 def _times(date: Array, clock: Array) -> Array:
@@ -268,9 +268,9 @@ class Index:
         self._check(regions, years, inputs, forecast)
         windows = []
         for year in years:
-            own, added = self._training_starts(year, inputs, forecast)
+            starts_here, added = self._training_starts(year, inputs, forecast)
             for region in regions:
-                for split, starts in (("training", own), ("validation", added if with_validation else [])):
+                for split, starts in (("training", starts_here), ("validation", added if with_validation else [])):
                     name = series_name(year, region, split)
                     if self._has(name):
                         self._check_rows(name, year, split)
@@ -345,13 +345,13 @@ class Index:
 
     def reference_times(self, windows: Sequence[Window], inputs: int) -> Array:
         """Return the time of each window's last input, from which its lead times count, datetime64[m] (n,)."""
-        found = []
+        times = []
         for window in windows:
             year, _, split = window.series.split("/")
             slots = self._slot(int(year), split)
             time = slots.time if split == "training" else slots.time[slots.rain_rows]
-            found.append(time[window.rain + inputs - 1])
-        return np.array(found, "datetime64[m]")
+            times.append(time[window.rain + inputs - 1])
+        return np.array(times, "datetime64[m]")
 
     def _training_starts(self, year: int, inputs: int, forecast: int) -> tuple[list[int], list[int]]:
         """Return the first rows of a year's training windows, and of the validation sequences that may join them."""
@@ -393,7 +393,7 @@ class Index:
                 raise UserError(f"years: no {year} in these data{nearest(str(year), map(str, self._info['years']))}")
 
     def _check_rows(self, name: str, year: int, split: str) -> None:
-        said, asked = self._info["series"][name], self._slot(year, split).rows(split)
-        for what, have, want in zip(("satellite", "rain"), (said["satellite"], said["rain"]), asked, strict=True):
+        rows, asked = self._info["series"][name], self._slot(year, split).rows(split)
+        for what, have, want in zip(("satellite", "rain"), (rows["satellite"], rows["rain"]), asked, strict=True):
             if have is not None and have != want:
                 raise UserError(f"{name}: {have} {what} rows, but the CSV lists {want}; {REMEDY}")

@@ -1,4 +1,4 @@
-"""Come by data: generate what can be generated, index the competition's files, and say where to get them."""
+"""Prepare datasets: generate them, or index the competition's files; errors say where to get these."""
 
 from __future__ import annotations
 
@@ -89,16 +89,6 @@ REAL_SIZE = 252
 HDF5_SATELLITE = re.compile(rf"(?P<region>.+)\.(?P<split>{'|'.join(SPLITS.values())})\.reflbt0\.ns\.h5")
 
 
-def folder(storage: Storage, name: str) -> Storage:
-    """Return the folder of a data set below the storage's root.
-
-    Raises:
-        UserError: where a name would leave that folder.
-
-    """
-    return data_folder(storage, "weather", name)
-
-
 def prepare(config: Config, storage: Storage) -> None:
     """Generate the data set `generated-<size>`; of any other name, index the files that lie in its folder.
 
@@ -106,56 +96,56 @@ def prepare(config: Config, storage: Storage) -> None:
         UserError: where there are no such files, saying where to put them, or they are damaged.
 
     """
-    place = folder(storage, config.data)
+    dataset = data_folder(storage, "weather", config.data)
     if config.data.startswith("generated-"):
         preset = config.data.removeprefix("generated-")
         if preset not in GENERATED:
-            there = ", ".join(f"generated-{known}" for known in GENERATED)
+            there = ", ".join(f"generated-{size}" for size in GENERATED)
             raise UserError(f"data {config.data}: there is no such preset; use {there}")
-        make_generated(place, config.data, preset)
+        make_generated(dataset, config.data, preset)
         return
-    if not place.is_local:
+    if not dataset.is_local:
         raise UserError(
-            f"{place} has no data; convert them on a local --storage and copy them, or --set data=generated-36"
+            f"{dataset} has no data; convert them on a local --storage and copy them, or --set data=generated-36"
         )
-    if not any(place.exists(name) for name in CSV_NAMES):
+    if not any(dataset.exists(name) for name in CSV_NAMES):
         wanted = f"{CSV_NAMES[0]}, {satellite_path(2019, 'boxi_0015', 'training')}, ..."
         raise UserError(
-            f"{place} has no data; put or link the competition's files there ({wanted}), or --set data=generated-36"
+            f"{dataset} has no data; put or link the competition's files there ({wanted}), or --set data=generated-36"
         )
-    index_folder(place, config.data, "w4c22" if config.data == "w4c22" else "own")
+    index_folder(dataset, config.data, "w4c22" if config.data == "w4c22" else "own")
 
 
-def make_generated(place: Storage, name: str, preset: str, seed: int = 0) -> dict[str, Any]:
-    """Generate the data set of a preset (a key of `GENERATED`) into `place`; return its info.
+def make_generated(dataset: Storage, name: str, preset: str, seed: int = 0) -> dict[str, Any]:
+    """Generate the data set of a preset (a key of `GENERATED`) into `dataset`; return its info.
 
-    The files are HDF5, or Parquet where `place` is not local.
+    The files are HDF5, or Parquet where `dataset` is not local.
 
     Raises:
         UserError: where the disk is full or the folder cannot be written.
 
     """
-    place.check_writable()
-    ours = place.exists("truth")  # only generated data have it, from their first moment on
-    if place.list() and not ours and not name.startswith("generated-"):
-        raise UserError(f"{place} holds other data; choose another --name")
-    if place.is_local:
-        return _generate(place, name, preset, seed)
+    dataset.check_writable()
+    ours = dataset.exists("truth")  # only generated data have it, from their first moment on
+    if dataset.list() and not ours and not name.startswith("generated-"):
+        raise UserError(f"{dataset} holds other data; choose another --name")
+    if dataset.is_local:
+        return _generate(dataset, name, preset, seed)
     with tempfile.TemporaryDirectory(prefix="retable-") as scratch:
         source = Storage.open(scratch)
         _generate(source, name, preset, seed)
-        return transfer(source, place, name)
+        return transfer(source, dataset, name)
 
 
-def _generate(place: Storage, name: str, key: str, seed: int) -> dict[str, Any]:
+def _generate(dataset: Storage, name: str, key: str, seed: int) -> dict[str, Any]:
     from retable.tasks.weather.w4c.generate import generate
 
     preset, size = GENERATED[key], int(key.partition("-")[0])
-    for old in ("dataset.json", "truth", *(name for name in place.list() if name.isdecimal())):
-        place.remove(old)
+    for old in ("dataset.json", "truth", *(name for name in dataset.list() if name.isdecimal())):
+        dataset.remove(old)
     with progress_bar(f"generating {name}") as show:
-        said = generate(
-            Path(place.root),
+        made_of = generate(
+            Path(dataset.root),
             size=size,
             regions=preset.regions,
             years=preset.years,
@@ -165,9 +155,9 @@ def _generate(place: Storage, name: str, key: str, seed: int) -> dict[str, Any]:
             workers=(os.cpu_count() or 1) if preset.training > FEW else 1,  # starting a process takes seconds
             progress=show,
         )
-    slots = {str(year): count for year, count in said["slots"].items()}
+    slots = {str(year): count for year, count in made_of["slots"].items()}
     made = {"simulated_satellite": True, "simulated_by": CLOUDS, "simulation": VERSION}
-    return index_folder(place, name, "generated", seed=seed, slots=slots, **made)
+    return index_folder(dataset, name, "generated", seed=seed, slots=slots, **made)
 
 
 def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[str, Any]:
@@ -189,17 +179,17 @@ def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[
     slots = read_csv(folder)
     inputs, forecast = lengths(slots)
     root, table = Path(folder.root), find_csv(folder)
-    found = _survey(root)
-    if source == "w4c22" and (found["size"] != REAL_SIZE or found["simulated_satellite"]):
-        what = "simulated" if found["simulated_satellite"] else f"{found['size']} pixels wide, not {REAL_SIZE}"
+    contents = _survey(root)
+    if source == "w4c22" and (contents["size"] != REAL_SIZE or contents["simulated_satellite"]):
+        what = "simulated" if contents["simulated_satellite"] else f"{contents['size']} pixels wide, not {REAL_SIZE}"
         raise UserError(f"{root}: these images are {what}, so this is not the competition's set; choose another name")
-    files = {table: hashlib.sha256(folder.read(table)).hexdigest(), **found["files"]}
-    names = [name.split("/") for name in found["series"]]
-    tests = [rows["rain"] for name, rows in found["series"].items() if name.endswith(("/test", "/heldout"))]
-    simulated = bool(found["simulated_satellite"] or extra.get("simulated_satellite", False))
+    files = {table: hashlib.sha256(folder.read(table)).hexdigest(), **contents["files"]}
+    names = [name.split("/") for name in contents["series"]]
+    tests = [rows["rain"] for name, rows in contents["series"].items() if name.endswith(("/test", "/heldout"))]
+    simulated = bool(contents["simulated_satellite"] or extra.get("simulated_satellite", False))
     info = {
         **extra,
-        **found,
+        **contents,
         "name": name,
         "source": source,
         "simulated_satellite": simulated,
@@ -219,9 +209,9 @@ def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[
     index = Index(slots, info)
     counted = {
         series: rain_share(open_hdf5(root / rain_path(int(year), region, split), RAIN, 1), index.free(series))
-        for series in found["series"]
+        for series in contents["series"]
         for year, region, split in [series.split("/")]
-        if split == "training" and found["series"][series]["rain"]
+        if split == "training" and contents["series"][series]["rain"]
     }
     info["rain"] = {series: share for series, (share, _) in counted.items()}
     info["measured"] = {series: pixels for series, (_, pixels) in counted.items()}
@@ -340,7 +330,7 @@ def is_published(info: Mapping[str, Any]) -> bool:
 
 
 def describe(info: Mapping[str, Any]) -> str:
-    """Say in one clause where a data set comes from, for reports."""
+    """Return the origin of a dataset in one clause, for reports."""
     size, regions, years = info["size"], len(info["regions"]), len(info["years"])
     extent = f"{size} x {size}, {_count(regions, 'region')}, {_count(years, 'year')}"
     if info["source"] == "generated":
@@ -380,7 +370,7 @@ def check_simulation(source: Source) -> None:
 
 
 def holdout_notes(configs: Sequence[Config], source: Source) -> list[str]:
-    """Say what local hold-outs take of a region's training windows and give, once for each kind of config.
+    """Return a line for each kind of config: the training windows that local hold-outs take, and what they give.
 
     Raises:
         UserError: where the layout's CSV is missing, foreign or damaged.
@@ -389,12 +379,14 @@ def holdout_notes(configs: Sequence[Config], source: Source) -> list[str]:
     if source.info["holdout"] != "local":
         return []
     lines = []
-    for config in {(each.holdout, each.years, each.inputs, each.forecast): each for each in configs}.values():
+    for config in {(one.holdout, one.years, one.inputs, one.forecast): one for one in configs}.values():
         slots = slots or read_csv(source.folder)
-        found = Index(slots, source.info, config.holdout).holdout(config.years, config.inputs, config.forecast)
-        kept = f"{name}: hold-out of {config.holdout}: {found.windows:,} of {found.of:,} training windows a region stay"
-        scored = f"{found.test} test and {found.heldout} heldout sequences a region"
-        lines.append(f"{kept}; {scored if found.test else 'only validation can be scored'}")
+        counts = Index(slots, source.info, config.holdout).holdout(config.years, config.inputs, config.forecast)
+        kept = (
+            f"{name}: hold-out of {config.holdout}: {counts.windows:,} of {counts.of:,} training windows a region stay"
+        )
+        scored = f"{counts.test} test and {counts.heldout} heldout sequences a region"
+        lines.append(f"{kept}; {scored if counts.test else 'only validation can be scored'}")
     return lines
 
 

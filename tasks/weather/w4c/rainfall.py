@@ -202,11 +202,11 @@ class Fronts:
         for _ in range(rng.poisson(self.expected)):
             self._arise(rng.uniform(-self.reach, self.reach), rng)
 
-    def _arise(self, place: float, rng: np.random.Generator) -> None:
+    def _arise(self, distance: float, rng: np.random.Generator) -> None:
         angle = self.angle + rng.normal(0, 0.5)
         self.bands.append(
             {
-                "place": place,
+                "place": distance,
                 "y": -np.sin(angle),
                 "x": np.cos(angle),
                 "width": self.size * rng.uniform(0.1, 0.2),
@@ -239,7 +239,7 @@ class Cells:
         """Columns: y, x, age, how long it rains (slots), radius (pixels), peak (mm/h)."""
 
     def step(self, slot: int, flow: Array, moisture: Array, rng: np.random.Generator) -> None:
-        """Let the cells grow older by a slot; new ones arise where `moisture` (6S, 6S) is high."""
+        """Age the cells by a slot, and add new ones where `moisture` (6S, 6S) is high."""
         hour = slot % DAY / 4
         expected = self.births * (1 + 0.9 * np.cos(2 * np.pi * (hour - 16) / 24))
         cells = np.concatenate([self.cells, self._newborn(int(rng.poisson(expected)), moisture, rng)])
@@ -278,8 +278,8 @@ def drawn(y: Array, x: Array, radius: Array, peak: Array, width: int) -> Array:
     rows, columns = np.round(y) + PATCH, np.round(x) + PATCH
     tall, wide = np.exp(-0.5 * ((rows - y) / radius) ** 2), np.exp(-0.5 * ((columns - x) / radius) ** 2)
     values = (peak * tall)[:, :, None] * wide[:, None, :]
-    place = rows.astype(int)[:, :, None] % width * width + columns.astype(int)[:, None, :] % width
-    return np.bincount(place.ravel(), values.ravel(), width**2).reshape(width, width).astype(np.float32)
+    cell = rows.astype(int)[:, :, None] % width * width + columns.astype(int)[:, None, :] % width
+    return np.bincount(cell.ravel(), values.ravel(), width**2).reshape(width, width).astype(np.float32)
 
 
 class Weather(NamedTuple):

@@ -82,7 +82,9 @@ def test_what_is_done_and_what_cannot_be(tmp_path):
     (tmp_path / "other" / "a.npy").write_bytes(b"x")
     os.utime(tmp_path / "b.npy", (1, 1))
     sources = [tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "other/a.npy", tmp_path / "none.npy", out / "b.npy"]
-    jobs, failures = batch.plan(sources, out, lambda source: rl.target(source, rl.Options()))
+    jobs, _, failures = batch.plan(
+        sources, lambda source: out / rl.target(source, rl.Options()), batch.is_newer, "answer"
+    )
     assert jobs == [batch.Job(tmp_path / "a.npy", out / "a.npy")]
     assert [line.partition(": ")[2][:20] for line in failures] == [
         "its answer would tak", "no such file", "its answer would tak"

@@ -13,7 +13,7 @@ from retable.tasks.style.config import Alexnet, Squeezenet, Vgg16, Vgg19
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import weights
 from retable.tasks.style.networks.backbones import build
-from retable.tasks.style.tools.distil import LAYERS, RECIPES, Student, distil, rows, unexplained
+from retable.tasks.style.tools.distil import LAYERS, RECIPES, Student, aligned, distil, least_squares, rows
 
 torch.set_num_threads(1)
 KNOWN = (0.03, 0.05, 0.04, 0.19, 0.19)
@@ -41,6 +41,27 @@ def pictures(shared, split, first, count, size):
 
 def unseen(shared, count=6, size=128):
     return pictures(shared, "test", 100, count, size)
+
+
+@torch.no_grad()
+def unexplained(small, large, batch, network="vgg19", fitted=None):
+    """Return which share of the variance of the teacher's features the best matrix on the small one's leaves.
+
+    One number for each layer of the recipe; least squares over all positions of other pictures, `fitted`, with a
+    constant. Without them it is over the batch itself, which favors a network of many filters.
+    """
+    shares, layers = [], RECIPES[network].layers
+    ours, theirs, mine, taught = (
+        net(pictures, names)
+        for pictures in (batch, batch if fitted is None else fitted)
+        for net, names in ((small, tuple(layers)), (large, tuple(layers.values())))
+    )
+    for layer, name in layers.items():
+        solution = least_squares(*map(rows, aligned(mine[layer], taught[name])))
+        x, y = map(rows, aligned(ours[layer], theirs[name]))
+        left = y - x @ solution[:-1] - solution[-1]
+        shares.append(float(left.square().sum() / (y - y.mean(0)).square().sum()))
+    return shares
 
 
 def test_the_shipped_network_ends_where_it_says(storage):

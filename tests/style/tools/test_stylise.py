@@ -20,7 +20,6 @@ from retable.tasks.style.networks.tiling import needed_bytes
 from retable.tasks.style.networks.transformer import TransformerNetwork
 from retable.tasks.style.tools.pictures import batches
 from retable.tasks.style.tools.pictures.batches import (
-    SUFFIXES,
     Job,
     nothing,
     plan_jobs,
@@ -217,14 +216,14 @@ def test_where_results_go(tmp_path, photographs):
 
 
 def test_patterns_and_folders(tmp_path, photographs):
-    assert [path.name for path in expand([f"{photographs}/[12].png"], SUFFIXES)[0]] == ["1.png", "2.png"]
-    assert len(expand([str(photographs), f"{photographs}/*.png"], SUFFIXES)[0]) == 3
-    assert expand(["absent.jpg"], SUFFIXES)[0][0].name == "absent.jpg"
+    assert [path.name for path in expand([f"{photographs}/[12].png"], images.SUFFIXES)[0]] == ["1.png", "2.png"]
+    assert len(expand([str(photographs), f"{photographs}/*.png"], images.SUFFIXES)[0]) == 3
+    assert expand(["absent.jpg"], images.SUFFIXES)[0][0].name == "absent.jpg"
     (photographs / ".writing-0.png").write_bytes(b"half of a pict")
-    assert expand([str(photographs)], SUFFIXES)[1] == []
+    assert expand([str(photographs)], images.SUFFIXES)[1] == []
     for name in (str(tmp_path / "*.jpg"), str(tmp_path)):
         with pytest.raises(UserError, match="holds no pictures"):
-            expand([name], SUFFIXES, "pictures")
+            expand([name], images.SUFFIXES, "pictures")
 
 
 def test_a_painting_is_optimised(tmp_path, storage, photographs):

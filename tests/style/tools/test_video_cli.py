@@ -9,11 +9,11 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from retable.platform import console
 from retable.platform.errors import UserError
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.transformer import TransformerNetwork
 from retable.tasks.style.tools.pictures import stylise
-from retable.tasks.style.tools.video import video_cli
 from retable.tasks.style.tools.video.video_cli import flicker_lines, video
 from tests.style.tools.test_video import far, look, make, sound
 
@@ -108,8 +108,17 @@ def test_mistakes_are_one_line(tmp_path):
         run(source, tmp_path / "out.avi", "--style", "toy")
 
 
+@pytest.mark.parametrize("interactive", [False, True])
+def test_a_bar_or_lines_is_decided_as_by_every_command(tmp_path, monkeypatch, interactive):
+    """By the console, which knows FORCE_COLOR, NO_COLOR and dumb terminals; not by `sys.stdout.isatty`."""
+    monkeypatch.setattr(console, "EVERY", 0.0)
+    monkeypatch.setattr(console.console, "is_interactive", interactive)
+    result = run(make(tmp_path / "in.mp4", 5), tmp_path / "out.mp4", "--style", "toy")
+    assert ("/5 frames" in result.output) != interactive
+
+
 def test_a_long_video_says_how_far_it_is_where_there_is_no_terminal(tmp_path, monkeypatch):
-    monkeypatch.setattr(video_cli, "EVERY", 0.0)
+    monkeypatch.setattr(console, "EVERY", 0.0)
     result = run(make(tmp_path / "in.mp4", 5), tmp_path / "out.mp4", "--style", "toy")
     lines = [line for line in result.output.splitlines() if "/5 frames" in line]
     assert len(lines) == 5 and "frames/s" in lines[0] and "left" in lines[0]

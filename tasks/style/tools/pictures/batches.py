@@ -14,8 +14,7 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFont
 
 from retable.platform.errors import UserError, disk_errors
-from retable.platform.execute.streams import map_over
-from retable.platform.models.predict import expand
+from retable.platform.models.predict import Job, expand, over_actors, plan
 from retable.platform.store.storage import Storage
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import FORMATS, Picture, Pixels
@@ -34,24 +33,12 @@ from retable.tasks.style.tools.pictures.stylise import (
     run_network,
 )
 
-SUFFIXES = images.SUFFIXES
-"""What counts as a picture in a folder; a file that is named is tried whatever its name."""
 SMALLER = 0.7
 """Of a picture's size that memory did not hold: about half of its pixels."""
-SHARE = 8
-"""Pictures that an actor of Ray Data gets at once."""
 
 
 def nothing(done: float, total: int, text: str) -> None:
     """Report to nobody."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A picture to stylise, and where the result goes."""
-
-    source: Path
-    target: Path
 
 
 @dataclass(frozen=True)
@@ -68,33 +55,27 @@ class Outcome:
 
 
 def plan_jobs(inputs: Sequence[str], out: Path, overwrite: bool) -> tuple[list[Job], list[str], list[str]]:
-    """Say what is to be done, in order: jobs, notes on what is left out, and failures, a line each.
+    """Return jobs in order, notes on what is left out, and failures, a line each.
 
     `out` is the result's file for one photograph that is named, else a folder; a result keeps its photograph's name.
 
     Raises:
         UserError: where nothing is named that there is, or `out` cannot hold the results.
     """
-    found, notes = expand(inputs, SUFFIXES, "pictures")
-    single = len(inputs) == 1 and [Path(inputs[0])] == found and bool(out.suffix) and not out.is_dir()
+    pictures, notes = expand(inputs, images.SUFFIXES, "pictures")
+    single = len(inputs) == 1 and [Path(inputs[0])] == pictures and bool(out.suffix) and not out.is_dir()
     if single:
         images.check_suffix(out)
     elif out.suffix.lower() in FORMATS or out.is_file():
-        raise UserError(f"{out}: is one file, and there are {len(found)} pictures; name a folder")
-    jobs: dict[Path, Path] = {}
-    failures = []
-    for source in found:
+        raise UserError(f"{out}: is one file, and there are {len(pictures)} pictures; name a folder")
+
+    def target(source: Path) -> Path:
         suffix = source.suffix if source.suffix.lower() in FORMATS else ".png"
-        target = out if single else out / f"{source.stem}{suffix}"
-        if target in jobs:
-            failures.append(f"{source}: its result would take the place of that of {jobs[target]}; use two folders")
-        elif target.exists() and source.exists() and target.samefile(source):
-            failures.append(f"{source}: its result would take its own place; choose another folder")
-        elif target.exists() and not overwrite:
-            notes.append(f"{target}: is there already, skipped; --overwrite makes it anew")
-        else:
-            jobs[target] = source
-    return [Job(source, target) for target, source in jobs.items()], notes, failures
+        return out if single else out / f"{source.stem}{suffix}"
+
+    jobs, done, failures = plan(pictures, target, lambda *_: not overwrite, "result")
+    notes += [f"{target}: is there already, skipped; --overwrite makes it anew" for target in done]
+    return jobs, notes, failures
 
 
 def stylise_jobs(style: Style, jobs: Sequence[Job], options: Options, report: Report = nothing) -> Iterator[Outcome]:
@@ -166,7 +147,7 @@ def stylise_batch(
 
 
 def note(job: Job, picture: Picture) -> str:
-    """Say what of a photograph its result lacks."""
+    """Return a remark on what the result lacks of its photograph: further pictures, transparency."""
     lacks = [f"{job.source}: holds several pictures; the first is stylised"] if picture.animated else []
     if picture.alpha is not None and FORMATS[job.target.suffix.lower()]["format"] == "JPEG":
         lacks.append(f"{job.target}: JPEG holds no transparency; it is dropped")
@@ -183,26 +164,21 @@ class Stylist:
         """Stylise; return sources and targets with what is to be said of them."""
         jobs = [Job(Path(row["source"]), Path(row["target"])) for row in block.to_pylist()]
         outcomes = {outcome.job: outcome for outcome in stylise_jobs(self.style, jobs, self.options)}
-        said = {"failure": [outcomes[job].failure for job in jobs], "note": [outcomes[job].note for job in jobs]}
-        return pa.table({"source": block["source"], "target": block["target"], **said})
+        remarks = {"failure": [outcomes[job].failure for job in jobs], "note": [outcomes[job].note for job in jobs]}
+        return pa.table({"source": block["source"], "target": block["target"], **remarks})
 
 
 def stylise_dataset(
     jobs: Sequence[Job], styles: Sequence[str], options: Options, storage: Storage
 ) -> Iterator[Outcome]:
-    """Stylise pictures on a Ray cluster; outcomes come in order, without losses.
-
-    Every machine must see the files, under the same absolute paths.
-    """
-    sources = [{"source": str(job.source.absolute()), "target": str(job.target.absolute())} for job in jobs]
-    shares = [pa.Table.from_pylist(sources[start : start + SHARE]) for start in range(0, len(sources), SHARE)]
+    """Stylise pictures on a Ray cluster; outcomes come in order, without losses; see `over_actors`."""
     named = [absolute(style) for style in styles]
     if options.mask:
         options = replace(options, mask=options.mask.absolute())
     backbone = Path(str(options.changes.get("method.backbone.weights", "")))
     if backbone.is_file():
         options = replace(options, changes={**options.changes, "method.backbone.weights": str(backbone.absolute())})
-    for row in map_over(shares, Stylist, named, options, storage, in_order=True):
+    for row in over_actors(jobs, Stylist, named, options, storage, in_order=True):
         yield Outcome(Job(Path(row["source"]), Path(row["target"])), row["failure"], row["note"])
 
 
@@ -265,7 +241,7 @@ def absolute(style: str) -> str:
 
 
 def keeps_losses(style: Style) -> bool:
-    """Say whether a style's results come with the losses of an optimisation."""
+    """Return whether a style's results have the losses of an optimisation."""
     inner = style.styles if isinstance(style, MaskedStyle) else [style]
     return len(inner) == 1 and isinstance(inner[0], PaintingStyle)
 
@@ -303,9 +279,9 @@ def compare(run: str, photograph: Path, epochs: Sequence[int], options: Options,
     """
     pixels = images.fit(images.read(photograph).pixels, options.size or 0)
     shown = [(photograph.stem, pixels)]
-    found = find_run(run, storage)
-    for epoch in epochs or sorted(map(int, found.result["weights"])):
-        whole, paintings = run_network(found, epoch), found.config.style
+    trained = find_run(run, storage)
+    for epoch in epochs or sorted(map(int, trained.result["weights"])):
+        whole, paintings = run_network(trained, epoch), trained.config.style
         for painting in paintings if whole.architecture.styles > 1 else ("",):
             style = NetworkStyle(chosen(whole, paintings, painting, run).to(options.where), options)
             with shortage_told(str(photograph)):

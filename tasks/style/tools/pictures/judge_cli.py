@@ -77,8 +77,8 @@ def judge(
                 network = network or backbone(weights, where)
                 works = [images.read(find_work(painting or name)).pixels]
                 with shortage_told(name):
-                    found = asdict(judge_network(find_network(name, where), shown, works, network))
-                table.add_row(name, *(format(found[key], how) for key, how in COLUMNS.items()))
+                    measures = asdict(judge_network(find_network(name, where), shown, works, network))
+                table.add_row(name, *(format(measures[key], how) for key, how in COLUMNS.items()))
     console.print(table)
     console.print(f"judge: SqueezeNet 1.0, weights {weights}; {len(shown)} photographs, longer side {size} pixels")
 
@@ -97,10 +97,8 @@ def judged_picture(path: Path, size: int = 0) -> Pixels:
 
 
 def is_picture(name: str) -> bool:
-    """Say whether a name is a picture's file, by its suffix."""
-    from retable.tasks.style.tools.pictures.batches import SUFFIXES
-
-    return Path(name).suffix.lower() in SUFFIXES
+    """Return whether a file name has the suffix of a picture."""
+    return Path(name).suffix.lower() in images.SUFFIXES
 
 
 def find_work(name: str) -> Path:
@@ -111,10 +109,10 @@ def find_work(name: str) -> Path:
     """
     shipped = assets.paintings()
     stem = name.rpartition(":")[2] if not Path(name).is_file() else Path(name).stem
-    found = Path(name) if is_picture(name) else shipped.get(stem)
-    if found is None:
+    work = Path(name) if is_picture(name) else shipped.get(stem)
+    if work is None:
         raise UserError(f"{name}: say which painting it is after: --painting FILE, or {', '.join(shipped)}")
-    return found
+    return work
 
 
 def backbone(named: str, storage: Storage) -> BackboneNetwork:
@@ -123,5 +121,5 @@ def backbone(named: str, storage: Storage) -> BackboneNetwork:
     Raises:
         UserError: where its weights cannot be had.
     """
-    known = import_weights(Path(named), storage) if Path(named).is_file() else named
-    return build(Squeezenet(weights=known, normalise=False), 0, storage)
+    source = import_weights(Path(named), storage) if Path(named).is_file() else named
+    return build(Squeezenet(weights=source, normalise=False), 0, storage)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,48 +183,10 @@ class Knobs:
         """
         given: dict[str, object] = {}
         for name, hint in get_type_hints(Knobs, include_extras=True).items():
-            target = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Sets)), None)
+            target = next((mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Sets)), None)
             value = getattr(self, name)
             if target is None or value in (None, ""):
                 continue
             option = f"--{name.replace('_', '-')}"
             given[target.path] = value if target.kind is None else items(option, value, target.kind)
         return given
-
-
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command's parameters that are dataclasses be options, one for each of their fields.
-
-    A field that is called as one of the command's own options keeps its default.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
-    parameters, owner = [], {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name not in groups:
-            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        inner = get_type_hints(groups[name], include_extras=True)
-        for each in dataclasses.fields(groups[name]):
-            if each.name in hints:
-                continue
-            owner[each.name] = name
-            parameters.append(
-                inspect.Parameter(
-                    each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=inner[each.name]
-                )
-            )
-
-    @functools.wraps(command)
-    def called(**values: Any) -> None:
-        rest = {name: value for name, value in values.items() if name not in owner}
-        made = {
-            group: kind(**{name: values[name] for name, of in owner.items() if of == group})
-            for group, kind in groups.items()
-        }
-        command(**rest, **made)
-
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {each.name: each.annotation for each in parameters}
-    del called.__wrapped__
-    return called

@@ -75,9 +75,9 @@ def values_of(network: BackboneNetwork, layers: frozenset[str]) -> tuple[float, 
     """Return the numbers that a backbone's layers give for a pixel, to the deepest of some layers, and its weights."""
     depth = max((network.layers.index(layer) + 1 for layer in layers), default=0)
     kept = tuple(name for name in network.layers[:depth] if not name.startswith("relu"))  # computed in place
-    found = network(torch.zeros(1, 3, PROBE, PROBE, device=network.mean.device), kept)
+    features = network(torch.zeros(1, 3, PROBE, PROBE, device=network.mean.device), kept)
     weights = sum(parameter.numel() for module in network.features[:depth] for parameter in module.parameters())
-    return sum(values.numel() for values in found.values()) / PROBE**2, weights
+    return sum(values.numel() for values in features.values()) / PROBE**2, weights
 
 
 def is_shortage(error: BaseException) -> bool:

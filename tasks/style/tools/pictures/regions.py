@@ -32,8 +32,8 @@ def split(style: str) -> tuple[str, str]:
     """Return the style that `NAME@COLOUR` names, and its colour as six digits; empty where there is none."""
     if Path(style).is_file():
         return style, ""
-    found = re.fullmatch(r"(.+)@#?([0-9a-fA-F]{6})", style)
-    return (found[1], found[2].lower()) if found else (style, "")
+    match = re.fullmatch(r"(.+)@#?([0-9a-fA-F]{6})", style)
+    return (match[1], match[2].lower()) if match else (style, "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +48,11 @@ class Mask:
         """Return what each style has of each pixel of a picture of this size, in [0, 1]; what is left, it keeps."""
         if self.colours == [""]:
             return [self._stretched(self.pixels.astype(np.float32) @ images.LUMA / 255, height, width)]
-        wanted = np.array([[int(each[at : at + 2], 16) for at in (0, 2, 4)] for each in self.colours])
+        wanted = np.array([[int(one[at : at + 2], 16) for at in (0, 2, 4)] for one in self.colours])
         distances = np.abs(self.pixels[..., None, :].astype(np.int16) - wanted).max(-1)
         nearest = distances.argmin(-1)
         mine = [(nearest == n) & (distances[..., n] <= NEAR) for n in range(len(wanted))]
-        return [self._stretched(each.astype(np.float32), height, width) for each in mine]
+        return [self._stretched(one.astype(np.float32), height, width) for one in mine]
 
     def _stretched(self, share: Share, height: int, width: int) -> Share:
         shrinks = height <= share.shape[0] and width <= share.shape[1]
@@ -82,5 +82,5 @@ def compose(photograph: Pixels, made: Sequence[Pixels], shares: Sequence[Share])
     mixed: Any = photograph * (1 - np.stack(shares).sum(0, dtype=np.float32))[..., None]
     for pixels, share in zip(made, shares, strict=True):
         mixed += pixels * share[..., None]
-    found: Pixels = np.rint(mixed).clip(0, 255).astype(np.uint8)
-    return found
+    rounded: Pixels = np.rint(mixed).clip(0, 255).astype(np.uint8)
+    return rounded

@@ -154,8 +154,8 @@ class NetworkStyle:
             UserError: where memory does not hold the features, not even in tiles.
         """
         height, width = photographs[0].shape[:2]
-        at = [images.stretch(each, *scaled(height, width, self.options.style_scale)) for each in photographs]
-        return [Stylised(images.stretch(each, height, width)) for each in self.passed(at, report)]
+        at = [images.stretch(pixels, *scaled(height, width, self.options.style_scale)) for pixels in photographs]
+        return [Stylised(images.stretch(pixels, height, width)) for pixels in self.passed(at, report)]
 
     def passed(self, photographs: Sequence[Pixels], report: Report) -> list[Pixels]:
         """Pass pictures through the network; in tiles, with the same result, where a GPU does not hold the features."""
@@ -277,7 +277,7 @@ class MaskedStyle:
         made = [style(photographs, report) for style in self.styles]
         shares = self.mask.shares(*photographs[0].shape[:2])
         together = [
-            regions.compose(photograph, [each.pixels for each in several], shares)
+            regions.compose(photograph, [result.pixels for result in several], shares)
             for photograph, several in zip(photographs, zip(*made, strict=True), strict=True)
         ]
         losses = [first.losses for first in made[0]] if len(made) == 1 else [None] * len(together)
@@ -312,7 +312,7 @@ def open_one(styles: Sequence[str], options: Options, storage: Storage) -> Netwo
     Raises:
         UserError: where there is none, or options do not fit it.
     """
-    paintings = [found for found in map(find_painting, styles) if found]
+    paintings = [path for path in map(find_painting, styles) if path]
     if len(paintings) == len(styles):
         return open_paintings(paintings, options, storage)
     if len(styles) > 1:
@@ -358,7 +358,7 @@ def find_network(name: str, storage: Storage) -> TransformerNetwork:
         raise UserError(f"--style {name}: a blend is written a:0.7,b:0.3") from error
     if min(shares) < 0 or not 0 < sum(shares) < float("inf"):
         raise UserError(f"--style {name}: shares are not negative, and not all zero")
-    return transformer.blend([one_network(each, storage) for each, _, _ in parts], shares)
+    return transformer.blend([one_network(whole, storage) for whole, _, _ in parts], shares)
 
 
 def one_network(name: str, storage: Storage) -> TransformerNetwork:

@@ -78,11 +78,11 @@ class Part:
     """The first moment that is left out; none: to the end of the file."""
 
     def holds(self, seconds: Fraction) -> bool:
-        """Say whether a moment lies within."""
+        """Return whether a moment lies in the part."""
         return self.begin <= seconds and not self.is_over(seconds)
 
     def is_over(self, seconds: Fraction) -> bool:
-        """Say whether a moment lies behind."""
+        """Return whether a moment lies after the part."""
         return self.end is not None and seconds >= self.end
 
     def enter(self, container: InputContainer) -> None:
@@ -248,11 +248,11 @@ def _decoded(container: InputContainer, stream: VideoStream, notes: list[str]) -
             damaged += 1
             if times:
                 times.popleft()
-    said = _end(container, stream)
+    claimed = _end(container, stream)
     if jumps := len(clock.offsets) - 1:
         notes.append(f"its clock jumps {plural(jumps, 'time')}: what follows a jump is written without a gap")
-    elif said - end > LATE:
-        notes.append(f"its pictures end at {float(end):.1f} of {float(said):.1f} s: cut off, or its sound is longer")
+    elif claimed - end > LATE:
+        notes.append(f"its pictures end at {float(end):.1f} of {float(claimed):.1f} s: cut off, or its sound is longer")
     if damaged:
         notes.append(f"{damaged} frames are damaged or lost")
 
@@ -278,7 +278,7 @@ def _beginning(container: InputContainer, video: VideoStream) -> Fraction:
 
 
 def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip:
-    """Say what a video is, from its header and its first frame.
+    """Return a video's properties from its header and first frame.
 
     Args:
         path: any file that FFmpeg reads.
@@ -306,7 +306,7 @@ def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip
         if start or duration is not None:
             if 0 < seconds <= start:
                 raise UserError(f"{path}: ends after {float(seconds):.1f} s, and is to be read from {start:g} s on")
-            passed, wanted = (Fraction(each or 0).limit_denominator(10**6) for each in (start, duration))
+            passed, wanted = (Fraction(moment or 0).limit_denominator(10**6) for moment in (start, duration))
             origin = begin + passed
             part = Part(origin, passed, None if duration is None else origin + wanted)
             seconds = min(seconds - passed, seconds if duration is None else wanted)
@@ -376,7 +376,7 @@ def _placed(seconds: Fraction, clip: Clip) -> int:
 
 
 def _timed(frames: Iterable[av.VideoFrame], clip: Clip, unit: Fraction) -> Iterator[tuple[av.VideoFrame, int, int]]:
-    """Give each frame's timestamp and duration in the clip's time base; `unit` is the file's.
+    """Yield each frame with its timestamp and duration in the clip's time base; `unit` is the file's time base.
 
     What Matroska rounded to milliseconds becomes exact again where it fits the rate. Timestamps that a broken file
     lacks, or that do not rise, follow on the last one.
@@ -586,7 +586,7 @@ class _Sound:
             self.next = self._read()
 
     def explain(self) -> None:
-        """Note the tracks of which nothing was copied."""
+        """Add a note for each track of which nothing was copied."""
         for index, count in self.copied.items():
             part = self.clip.part
             if count:
@@ -601,8 +601,8 @@ def _dropped(source: InputContainer) -> list[str]:
     covers = [stream for stream in source.streams.video if stream.disposition & Disposition.attached_pic]
     more = len(source.streams.video) - len(covers) - 1
     kinds = sorted({stream.type for stream in source.streams if stream.type not in ("audio", "video")})
-    said = [f"{kind} tracks" for kind in kinds] + ["cover art"] * bool(covers)
-    return [{1: "a second video track"}.get(more, f"{more} more video tracks")] * (more > 0) + said
+    others = [f"{kind} tracks" for kind in kinds] + ["cover art"] * bool(covers)
+    return [{1: "a second video track"}.get(more, f"{more} more video tracks")] * (more > 0) + others
 
 
 def _copy_of(stream: AudioStream, target: OutputContainer) -> AudioStream:

@@ -95,7 +95,7 @@ def colour_histogram(picture: Pixels) -> Array:
 
 
 def is_cut(before: Array | None, after: Array | None) -> bool:
-    """Say whether two neighbouring frames' histograms are of different shots: half their L1 distance exceeds `CUT`."""
+    """Return whether neighbouring frames are of different shots: half their histograms' L1 distance exceeds `CUT`."""
     return before is not None and after is not None and bool(np.abs(before - after).sum() / 2 > CUT)
 
 
@@ -127,7 +127,7 @@ def stretched(pictures: Pictures, height: int, width: int) -> Pictures:
     """Resize pictures; see `images.stretch`."""
     if pictures.shape[2:] == (height, width):
         return pictures
-    made = [images.stretch(each, height, width) for each in pictures.permute(0, 2, 3, 1).numpy()]
+    made = [images.stretch(picture, height, width) for picture in pictures.permute(0, 2, 3, 1).numpy()]
     return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).contiguous()
 
 
@@ -226,7 +226,7 @@ def warp(picture: Array, flow: Flow, interpolation: int = cv2.INTER_LINEAR) -> A
 
 
 def is_visible(flow: Flow, back: Flow) -> Array:
-    """Say which pixels can be seen in both frames: there the flow and the flow back cancel out.
+    """Return a mask of the pixels that are visible in both frames: there the flow and the flow back cancel out.
 
     Ruder et al. 2016, equation 5 (after Sundaram et al. 2010): |w + v|^2 <= 0.01 (|w|^2 + |v|^2) + 0.5, where v is the
     flow back at the place that w points to. Pixels that come from outside the frame count as hidden.

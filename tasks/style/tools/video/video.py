@@ -110,7 +110,7 @@ def counted(frames: Iterable[Frame], clip: Clip, progress: Callable[[int, int], 
 
 @contextmanager
 def whole(source: Path, target: Path, overwrite: bool) -> Iterator[Path]:
-    """Give a name to write to, which becomes `target` if the block ends well and vanishes if it does not.
+    """Yield a temporary path that is renamed to `target` if the block succeeds, and removed if not.
 
     Raises:
         UserError: where `target` exists, is the source, or has a suffix that is not written.
@@ -241,8 +241,8 @@ class _Worker:
 
     def run(self, pictures: Any, shot: int, reference: Any) -> Any:
         """Stylise one piece; arrays in, an array out."""
-        known = None if reference is None else _tensor(reference)
-        return self.function(Piece(_tensor(pictures), shot, known)).numpy()
+        first = None if reference is None else _tensor(reference)
+        return self.function(Piece(_tensor(pictures), shot, first)).numpy()
 
 
 def _tensor(array: Any) -> Tensor:

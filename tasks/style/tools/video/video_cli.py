@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.progress import Progress, TextColumn
 
-from retable.platform.console import console, print_lines
+from retable.platform.console import console, print_lines, progress_bar, spread
 from retable.platform.errors import UserError
 from retable.platform.execute.session import ray_cluster
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
 from retable.tasks.style.files import assets
-from retable.tasks.style.tools.pictures.knobs import STYLE_SCALE, Knobs, Precision, spread
+from retable.tasks.style.tools.pictures.knobs import STYLE_SCALE, Knobs, Precision
 
 if TYPE_CHECKING:
     from retable.tasks.style.networks.tiling import Precision as Arithmetic
@@ -28,11 +25,9 @@ if TYPE_CHECKING:
 
 SAMPLE = 48
 """Frames that --measure looks at."""
-EVERY = 10.0
-"""Seconds between two lines of progress where there is no terminal."""
 
 
-@spread
+@spread()
 def video(
     source: Annotated[Path, typer.Argument(help="The video to stylise.")],
     target: Annotated[Path, typer.Argument(help="The video to write: .mp4, .mov, .mkv (H.264) or .webm (VP9).")],
@@ -92,7 +87,7 @@ def video(
     stylist = by_names(by, style, precision, look, knobs, Storage.open(storage))
     meters: dict[str, Flicker] = {}
     stylise = stylise_stream(stylist, steady, workers, meters if measure else None, SAMPLE, beside)
-    with ray_cluster() if workers else nullcontext(), frame_bar(str(target)) as progress:
+    with ray_cluster() if workers else nullcontext(), progress_bar(f"stylising {source}", "frames") as progress:
         written = stylise_video(
             source,
             target,
@@ -179,39 +174,9 @@ def by_name(
     return Painter(open_paintings([painting], options, storage), finish)
 
 
-def flicker_lines(found: Mapping[str, Mapping[str, float]], steady: str) -> Iterator[str]:
+def flicker_lines(measured: Mapping[str, Mapping[str, float]], steady: str) -> Iterator[str]:
     """Write measured flicker, a line each: the source, without steadiness, and as written."""
-    for name, values in found.items():
-        said = {"source": "source", "off": "--steady off", "result": f"--steady {steady}"}[name]
+    for name, values in measured.items():
+        label = {"source": "source", "off": "--steady off", "result": f"--steady {steady}"}[name]
         static, warp = values["static_change"], values["warp_error"]
-        yield f"flicker of the first frames, {said}: static pixels {static:.2f}/255, warp error {warp:.4f}"
-
-
-@contextmanager
-def frame_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show frames done, frames a second and the time left: a bar in a terminal, else a line now and then.
-
-    The function given to the block takes the frames so far and in all (0: unknown).
-    """
-    started = said = time.monotonic()
-    bar = Progress(
-        *Progress.get_default_columns(),
-        TextColumn("{task.fields[speed]:.1f} frames/s"),
-        console=console,
-        transient=True,
-        disable=not sys.stdout.isatty(),
-    )
-    job = bar.add_task(title, total=None, speed=0.0)
-
-    def advance(done: int, total: int) -> None:
-        nonlocal said
-        now = time.monotonic()
-        speed = done / max(now - started, 1e-9)
-        bar.update(job, completed=done, total=total or None, speed=speed)
-        if bar.disable and now - said >= EVERY:
-            said = now
-            left = f", about {clock((total - done) / speed)} left" if total else ""
-            console.print(f"{title}: {done}/{total or '?'} frames, {speed:.1f} frames/s{left}", markup=False)
-
-    with bar:
-        yield advance
+        yield f"flicker of the first frames, {label}: static pixels {static:.2f}/255, warp error {warp:.4f}"

@@ -23,9 +23,7 @@ from retable.tasks.weather.tools.composites import published
 from retable.tasks.weather.tools.composites.opening import form_of
 from retable.tasks.weather.tools.composites.published import PRODUCTS, SUFFIXES, Grid, Quantity, Relation
 from retable.tasks.weather.tools.composites.resample import PIXEL, coarse
-from retable.tasks.weather.w4c import layout
-
-STEP = timedelta(minutes=layout.STEP)
+from retable.tasks.weather.tools.composites.seviri import STEP, quarter
 
 
 @dataclass(frozen=True)
@@ -78,19 +76,19 @@ def describe(path: Path) -> Composite:
         UserError: where the file is truncated, foreign, or holds nothing that is rain.
 
     """
-    found = published.describe(path)
-    finer = max(1, round(PIXEL / found.grid.pixel)) if found.grid.pixel else 1
-    height, width = found.grid.shape
-    shape, pixel = (height // finer, width // finer), found.grid.pixel and found.grid.pixel * finer
-    grid = replace(found.grid, shape=shape, pixel=pixel)
-    about = (found.quantity, found.minutes, found.relation)
-    return Composite(path, found.product, found.time, grid, *about, finer, found.resampled)
+    described = published.describe(path)
+    finer = max(1, round(PIXEL / described.grid.pixel)) if described.grid.pixel else 1
+    height, width = described.grid.shape
+    shape, pixel = (height // finer, width // finer), described.grid.pixel and described.grid.pixel * finer
+    grid = replace(described.grid, shape=shape, pixel=pixel)
+    about = (described.quantity, described.minutes, described.relation)
+    return Composite(path, described.product, described.time, grid, *about, finer, described.resampled)
 
 
 def candidates(source: Path) -> list[Path]:
     """Return the files below a folder that may be composites: by their content, or by their names."""
-    found = (path for path in sorted(source.rglob("*")) if path.is_file())
-    visible = (path for path in found if not any(part.startswith(".") for part in path.relative_to(source).parts))
+    files = (path for path in sorted(source.rglob("*")) if path.is_file())
+    visible = (path for path in files if not any(part.startswith(".") for part in path.relative_to(source).parts))
     return [path for path in visible if path.name.lower().endswith(SUFFIXES) or form_of(path)]
 
 
@@ -109,14 +107,14 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
     composites, skipped = [], []
     for path in paths:
         try:
-            found = describe(path)
-            composites.append(replace(found, relation=found.relation and (relation or found.relation)))
+            described = describe(path)
+            composites.append(replace(described, relation=described.relation and (relation or described.relation)))
         except UserError as error:
             skipped.append(str(error))
     if not composites:
         raise UserError(skipped[0])
     kinds = Counter(kind(composite) for composite in composites)
-    wanted = max(kinds, key=lambda each: (kinds[each], each[1] == "rate"))
+    wanted = max(kinds, key=lambda key: (kinds[key], key[1] == "rate"))
     first = next(composite for composite in composites if kind(composite) == wanted)
     if relation and not first.relation:
         use = f"--zr {relation[0]:g},{relation[1]:g} turns reflectivity into rain"
@@ -124,10 +122,10 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
     kept: dict[datetime, Composite] = {}
     for composite in composites:
         if kind(composite) != wanted:
-            own, most = _kind_text(composite), _kind_text(first)
-            if own == most:
-                own, most = composite.grid.projdef, first.grid.projdef
-            skipped.append(f"{composite.path}: {own}; most are {most}")
+            this, most = _kind_text(composite), _kind_text(first)
+            if this == most:
+                this, most = composite.grid.projdef, first.grid.projdef
+            skipped.append(f"{composite.path}: {this}; most are {most}")
         elif composite.time in kept:
             skipped.append(f"{composite.path}: same time as {kept[composite.time].path.name}, {composite.time}")
         else:
@@ -139,9 +137,9 @@ def kind(composite: Composite) -> tuple[Any, ...]:
     """Return what composites of one data set have in common; grids to a few metres, as services round them anew."""
     grid = composite.grid
     pixel = None if grid.pixel is None else round(grid.pixel, 1)
-    corner = None if grid.corner is None else tuple(round(place, -2) for place in grid.corner)
-    place = (grid.shape, pixel, projection(grid.projdef), corner)
-    return composite.product, composite.quantity, place, composite.minutes, composite.relation
+    corner = None if grid.corner is None else tuple(round(metres, -2) for metres in grid.corner)
+    location = (grid.shape, pixel, projection(grid.projdef), corner)
+    return composite.product, composite.quantity, location, composite.minutes, composite.relation
 
 
 @lru_cache(maxsize=64)
@@ -155,12 +153,12 @@ def projection(projdef: str) -> str:
 
 def _kind_text(composite: Composite) -> str:
     (height, width), corner = composite.grid.shape, composite.grid.corner
-    place = "" if corner is None else f" from {corner[0]:.0f}, {corner[1]:.0f} m"
-    return f"{PRODUCTS[composite.product].title}: {quantity_text(composite)}, {height} x {width} pixels{place}"
+    where = "" if corner is None else f" from {corner[0]:.0f}, {corner[1]:.0f} m"
+    return f"{PRODUCTS[composite.product].title}: {quantity_text(composite)}, {height} x {width} pixels{where}"
 
 
 def quantity_text(composite: Composite) -> str:
-    """Say what a composite's numbers are, with the interval or relation by which they become rain rates."""
+    """Return a composite's quantity in words, with the interval or relation that converts it to rain rates."""
     if composite.relation:
         return f"{composite.quantity} (Z = {composite.relation[0]:g} R^{composite.relation[1]:g})"
     return f"{composite.quantity}{f' of {composite.minutes:g} minutes' if composite.minutes else ''}"
@@ -183,7 +181,7 @@ def stretches(
                 runs[-1].append(after)
             else:
                 runs.append([after])
-        best = max(best, [run for run in runs if len(run) >= shortest], key=lambda found: sum(map(len, found)))
+        best = max(best, [run for run in runs if len(run) >= shortest], key=lambda chosen: sum(map(len, chosen)))
     used = {composite.path for run in best for composite in run}
     return best, [composite for composite in composites if composite.path not in used]
 
@@ -194,14 +192,14 @@ def phases(composites: Sequence[Composite], tolerance: timedelta) -> Iterator[li
     if not tolerance:
         late = [(composite.time - midnight) % STEP for composite in composites]
         for phase in dict.fromkeys(late):
-            yield [composite for composite, own in zip(composites, late, strict=True) if own == phase]
+            yield [composite for composite, lateness in zip(composites, late, strict=True) if lateness == phase]
         return
     nearest: dict[datetime, Composite] = {}
     for composite in composites:
-        quarter = midnight + (composite.time - midnight + STEP / 2) // STEP * STEP
-        miss = abs(composite.time - quarter)
-        if miss <= tolerance and (quarter not in nearest or miss < abs(nearest[quarter].time - quarter)):
-            nearest[quarter] = composite
+        time = quarter(composite.time)
+        miss = abs(composite.time - time)
+        if miss <= tolerance and (time not in nearest or miss < abs(nearest[time].time - time)):
+            nearest[time] = composite
     if not nearest:
         raise UserError(f"no composite is within {tolerance.total_seconds() / 60:g} minutes of a quarter of an hour")
-    yield [replace(nearest[quarter], time=quarter) for quarter in sorted(nearest)]
+    yield [replace(nearest[time], time=time) for time in sorted(nearest)]

@@ -20,7 +20,7 @@ import numpy as np
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.tasks.weather.tools.composites.opening import LARGEST, content
-from retable.tasks.weather.tools.composites.resample import PIXEL, EqualAngles, flatten, plane
+from retable.tasks.weather.tools.composites.resample import PIXEL, EqualAngles, plane
 
 SUFFIXES = (".grib2", ".grb2", ".grib2.gz", ".grb2.gz")
 PRECIP_RATE = (209, 6, 1)
@@ -40,17 +40,12 @@ class Message:
     time: datetime
     grid: EqualAngles
     values: Any
-    """The library's message."""
+    """The library's message; `resample.flatten` reads it."""
 
     @property
     def pixels(self) -> Array:
         """Return an array of the plane's shape that takes no memory."""
         return np.broadcast_to(np.float32(0), plane(self.grid).shape)
-
-
-def read(message: Message) -> Array:
-    """Return the rain rate on the plane of `resample.plane`, float32 in mm/h with `MISSING`; see `resample.flatten`."""
-    return flatten(message.values.values, message.grid)
 
 
 def message(path: Path) -> Message:

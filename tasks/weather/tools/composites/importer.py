@@ -99,10 +99,10 @@ def import_composites(
 
     """
     _check(target, size, regions, inputs, forecast, seed)
-    found, skipped = survey(source, relation)
+    surveyed, skipped = survey(source, relation)
     allowed = timedelta(minutes=tolerance)
-    scans, found, unseen = with_scans(satellite, found, allowed)
-    runs, dropped, counts, damaged = count(source, found, size, inputs + forecast, allowed, progress)
+    scans, surveyed, unseen = with_scans(satellite, surveyed, allowed)
+    runs, dropped, counts, damaged = count(source, surveyed, size, inputs + forecast, allowed, progress)
     composites, ranges = [composite for run in runs for composite in run], numbered(runs)
     shown = _shown(scans, composites[0], size) if scans else None
     every = {frame for frame, _ in slots(ranges, "test", inputs, forecast)}  # frames that no split is without
@@ -142,10 +142,6 @@ def numbered(runs: Sequence[Sequence[Composite]]) -> list[range]:
 
 def _name(source: Path, composite: Composite) -> str:
     return composite.path.relative_to(source).as_posix()
-
-
-def _silent(_: int, __: int) -> None:
-    """Report no progress."""
 
 
 def _check(target: Path, size: int, regions: int, inputs: int, forecast: int, seed: int) -> None:
@@ -210,7 +206,7 @@ class Counts:
 
 def count(
     source: Path,
-    found: Sequence[Composite],
+    surveyed: Sequence[Composite],
     size: int,
     shortest: int,
     tolerance: timedelta,
@@ -227,7 +223,7 @@ def count(
     """
     counts: dict[Path, Counts] = {}
     damaged: dict[Path, str] = {}
-    while left := [composite for composite in found if composite.path not in damaged]:
+    while left := [composite for composite in surveyed if composite.path not in damaged]:
         runs, dropped = stretches(left, shortest, tolerance)
         if not runs:
             raise UserError(_too_short(source, stretches(left, 1, tolerance)[0], shortest, list(damaged.values())))
@@ -247,10 +243,10 @@ def count(
 
 def _too_short(source: Path, runs: Sequence[Sequence[Composite]], shortest: int, damaged: Sequence[str]) -> str:
     longest = max(runs, key=len)
-    said = f"the longest stretch of 15-minute steps is {len(longest)} frames, from {_name(source, longest[0])}"
+    longest_text = f"the longest stretch of 15-minute steps is {len(longest)} frames, from {_name(source, longest[0])}"
     remedy = "add files, lower the forecast or raise the tolerance"
     why = f"; {len(damaged)} files cannot be read: {damaged[0]}" if damaged else ""
-    return f"{source}: {said}, but {shortest} are needed; {remedy}{why}"
+    return f"{source}: {longest_text}, but {shortest} are needed; {remedy}{why}"
 
 
 def tile(composite: Composite, size: int) -> Tiles:
@@ -318,10 +314,10 @@ def choose(
             name, shares = f"{composites[0].product}_{i:03d}", (float(coverage[row, column]), float(rain[row, column]))
             places.append(Place(name, tiles.top + row * side, tiles.left + column * side, *shares))
     if not places:
-        found = f"none of {down * across} squares of {side} pixels has radar and rain in its middle"
+        why = f"none of {down * across} squares of {side} pixels has radar and rain in its middle"
         if shown is not None:
-            found += f" and is shown whole by the satellite ({shown.sum()} are)"
-        raise UserError(f"{source}: {found}; lower the size or give composites with more rain")
+            why += f" and is shown whole by the satellite ({shown.sum()} are)"
+        raise UserError(f"{source}: {why}; lower the size or give composites with more rain")
     ranked = sorted(places, key=lambda place: (-place.rain, place.row, place.column))
     ranks = np.linspace(0, len(ranked) - 1, min(regions, len(ranked))).round().astype(int)
     return sorted((ranked[rank] for rank in ranks), key=lambda place: (place.row, place.column))
@@ -365,15 +361,15 @@ def _grid(composite: Composite, place: Place, size: int) -> dict[str, Any]:
     `x0`, `y0` is the upper left corner of the upper left pixel, `step` a pixel's width; y falls with the row.
     """
     row, column, grid = place.row + 5 * size // 2, place.column + 5 * size // 2, composite.grid
-    found: dict[str, Any] = {"row": row, "column": column}
+    about: dict[str, Any] = {"row": row, "column": column}
     if grid.pixel is not None:
-        found["step"] = grid.pixel
+        about["step"] = grid.pixel
         if abs(grid.pixel / PIXEL - 1) > NEAR:
-            found["note"] = f"pixels are {grid.pixel:.0f} m wide, not the {PIXEL:.0f} m that the layout is made for"
+            about["note"] = f"pixels are {grid.pixel:.0f} m wide, not the {PIXEL:.0f} m that the layout is made for"
         if grid.corner is not None:
             x, y = grid.corner
-            found |= {"projdef": grid.projdef, "x0": x + column * grid.pixel, "y0": y - row * grid.pixel}
-    return found
+            about |= {"projdef": grid.projdef, "x0": x + column * grid.pixel, "y0": y - row * grid.pixel}
+    return about
 
 
 def _write_set(
@@ -389,7 +385,7 @@ def _write_set(
     else:
         images = [_simulated(composites, place, seed) for place in places]
     for year in sorted({composite.time.year for composite in composites}):
-        _write_year(folder, archive, year, images, _silent if scans else progress)
+        _write_year(folder, archive, year, images, (lambda *_: None) if scans else progress)
     return folder
 
 
@@ -401,7 +397,7 @@ def _write_year(
     middle = slice(5 * size // 2, 7 * size // 2)
     step = max(1, min(CHUNK, MEMORY // (len(places) * (6 * size) ** 2 * 4)))
     with ExitStack() as opened:
-        files = [_files(opened, folder, archive, year, *each) for each in zip(places, images, strict=True)]
+        files = [_files(opened, folder, archive, year, *pair) for pair in zip(places, images, strict=True)]
         for run in (run for run in archive.runs if composites[run.start].time.year == year):
             held: dict[int, Array] = {}
             for first in run[::step]:
@@ -412,7 +408,9 @@ def _write_year(
                     squares = np.stack([held[k][number] for k in range(low, high)])
                     targets = squares[first - low : last - low, middle, middle][:, None]
                     views = made.of(low, composites[low:high], squares)[first - low : last - low]
-                    for rows, data, part in ((each.rows, each.data, (targets, views)[each.image]) for each in outputs):
+                    for rows, data, part in (
+                        (output.rows, output.data, (targets, views)[output.image]) for output in outputs
+                    ):
                         start, stop = np.searchsorted(rows, [first, last])
                         data[start:stop] = part[rows[start:stop] - first]
                 progress(len(composites) + last, 2 * len(composites))
@@ -429,7 +427,7 @@ class Output:
 
 def _files(opened: ExitStack, folder: Path, archive: Archive, year: int, place: Place, images: Images) -> list[Output]:
     """Open a region's files of a year."""
-    composites, size, found = archive.composites, archive.size, []
+    composites, size, outputs = archive.composites, archive.size, []
     names = np.array([_name(archive.source, composite).encode() for composite in composites])
     for split in archive.cut.splits[place.name]:
         kept = [(k, kind) for k, kind in archive.cut.frames[split] if composites[k].time.year == year]
@@ -444,10 +442,10 @@ def _files(opened: ExitStack, folder: Path, archive: Archive, year: int, place: 
         pictures = folder / layout.satellite_path(year, place.name, split), layout.SATELLITE, (11, size, size)
         rain = folder / layout.rain_path(year, place.name, split), layout.RAIN, (1, size, size)
         shown = opened.enter_context(_written(*pictures, names[seen], about | dict(images.about)))
-        found.append(Output(seen, shown, True))
+        outputs.append(Output(seen, shown, True))
         measured = opened.enter_context(_written(*rain, names[rows], about | {"simulated": False}))
-        found.append(Output(rows, measured, False))
-    return found
+        outputs.append(Output(rows, measured, False))
+    return outputs
 
 
 def _squares(composite: Composite, places: Sequence[Place], size: int) -> Array:
@@ -480,12 +478,12 @@ def _points(composite: Composite, corners: Sequence[tuple[int, int]], size: int)
 
 
 def _shown(scans: Mapping[datetime, Path], composite: Composite, size: int) -> Array:
-    """Say of each square that tiles a composite whether the scans, all of one part of the disk, show it: bool."""
+    """Return whether the scans, all of one part of the disk, show each square of a composite: bool (down, across)."""
     tiles = tile(composite, size)
     squares = np.ndindex(tiles.down, tiles.across)
     corners = [(tiles.top + row * tiles.side, tiles.left + column * tiles.side) for row, column in squares]
-    found = seviri.sees(min(scans.values()), _points(composite, corners, size))
-    return np.array(found, bool).reshape(tiles.down, tiles.across)
+    visible = seviri.sees(min(scans.values()), _points(composite, corners, size))
+    return np.array(visible, bool).reshape(tiles.down, tiles.across)
 
 
 def _scanned(

@@ -26,7 +26,7 @@ from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.tasks.weather.tools.composites import grib
 from retable.tasks.weather.tools.composites.opening import LARGEST, content, form_of, hdf5
-from retable.tasks.weather.tools.composites.resample import PIXEL, plane
+from retable.tasks.weather.tools.composites.resample import PIXEL, flatten, plane
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.frames import check_filters
 from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MISSING, UNDETECTED
@@ -165,9 +165,9 @@ def describe(path: Path) -> Described:
         if time.tzinfo is not None:
             time = time.astimezone(UTC).replace(tzinfo=None)
         resampled = grib.METHOD if name == "mrms" else ""
-        found = Described(name, time, grid, field.quantity, field.minutes, field.relation, resampled)
-        _check_range(path, found)
-        return found
+        described = Described(name, time, grid, field.quantity, field.minutes, field.relation, resampled)
+        _check_range(path, described)
+        return described
 
 
 @contextmanager
@@ -187,10 +187,10 @@ def _opened(path: Path, whole: bool = True) -> Iterator[tuple[str, Any]]:
 
 def field_of(path: Path, file: Any, product: str) -> Field:
     """Return the map of rain in a file of a product, and the meaning of its numbers."""
-    found = PRODUCTS[product].field(path, file)
-    if found.quantity != "reflectivity":
-        return replace(found, relation=None)  # by which its rates were made
-    return replace(found, relation=found.relation or PRODUCTS[product].relation)
+    field = PRODUCTS[product].field(path, file)
+    if field.quantity != "reflectivity":
+        return replace(field, relation=None)  # by which its rates were made
+    return replace(field, relation=field.relation or PRODUCTS[product].relation)
 
 
 def _raw(path: Path, file: Any, field: Field) -> Any:
@@ -201,18 +201,18 @@ def _raw(path: Path, file: Any, field: Field) -> Any:
     return file[field.key]
 
 
-def _check_range(path: Path, found: Described) -> None:
+def _check_range(path: Path, described: Described) -> None:
     """Refuse what no composite says of itself, and what would not fit into memory."""
-    (height, width), pixel = found.grid.shape, found.grid.pixel
-    said = ""
+    (height, width), pixel = described.grid.shape, described.grid.pixel
+    claim = ""
     if pixel is not None and not WIDTHS[0] <= pixel <= WIDTHS[1]:
-        said = f"pixels of {pixel:g} m"
+        claim = f"pixels of {pixel:g} m"
     elif height * width > LARGEST:
-        said = f"{height} x {width} pixels"
-    elif not YEARS[0] <= found.time.year < YEARS[1]:
-        said = f"to be of {found.time}"
-    if said:
-        raise UserError(f"{path}: says {said}, which no composite has; download it again or remove it")
+        claim = f"{height} x {width} pixels"
+    elif not YEARS[0] <= described.time.year < YEARS[1]:
+        claim = f"to be of {described.time}"
+    if claim:
+        raise UserError(f"{path}: says {claim}, which no composite has; download it again or remove it")
 
 
 def read(path: Path, rows: slice, columns: slice, relation: Relation | None = None) -> Array:
@@ -228,19 +228,19 @@ def read(path: Path, rows: slice, columns: slice, relation: Relation | None = No
         if relation and field.relation:
             field = replace(field, relation=relation)
         if name == "mrms":
-            return grib.read(file)[rows, columns]
+            return flatten(file.values.values, file.grid)[rows, columns]
         return rates(_raw(path, file, field)[rows, columns], field)
 
 
 def _product(path: Path, file: h5py.File) -> str:
     """Return the product of an HDF5 file."""
-    found = [name for name, product in PRODUCTS.items() if product.holds(file)]
-    if not found:
+    names = [name for name, product in PRODUCTS.items() if product.holds(file)]
+    if not names:
         raise UserError(
             f"{path}: neither an ODIM_H5 composite nor one of NWC-SAF (crr_intensity), KNMI or the Bureau of "
             "Meteorology; remove it"
         )
-    return found[0]
+    return names[0]
 
 
 def _linear(attributes: Mapping[str, Any]) -> tuple[float, float, tuple[tuple[float, float], ...]]:
@@ -269,18 +269,18 @@ def _check_minutes(path: Path, minutes: float) -> None:
 
 def _odim_field(path: Path, file: h5py.File) -> Field:
     """Find an ODIM file's best map of rain; attributes that lack have ODIM's defaults."""
-    found: dict[str, tuple[str, str]] = {}
+    maps: dict[str, tuple[str, str]] = {}
     seen = []
     for dataset in sorted(name for name in file if name.startswith("dataset")):
         for data in sorted(name for name in file[dataset] if name.startswith("data")):
             what = _inherited(file, "what", dataset, data)
             seen.append(_text(what["quantity"]) if "quantity" in what else "nothing named")
-            found.setdefault(seen[-1], (dataset, data))
+            maps.setdefault(seen[-1], (dataset, data))
     refused = []
     for name in WANTED:
-        if name in found:
+        if name in maps:
             try:
-                return _odim_meaning(path, file, WANTED[name], *found[name])
+                return _odim_meaning(path, file, WANTED[name], *maps[name])
             except UserError as error:  # an hour's sum may stand beside reflectivity
                 refused.append(error)
     if refused:
@@ -291,7 +291,7 @@ def _odim_field(path: Path, file: h5py.File) -> Field:
 def _inherited(file: h5py.File, group: str, dataset: str, data: str) -> dict[str, Any]:
     """Return a map's attributes: those of the data overrule those of the data set, and these the file's (section 4)."""
     groups = [name for name in (group, f"{dataset}/{group}", f"{dataset}/{data}/{group}") if name in file]
-    return {name: value for each in groups for name, value in file[each].attrs.items()}
+    return {name: value for path in groups for name, value in file[path].attrs.items()}
 
 
 def _odim_meaning(path: Path, file: h5py.File, quantity: Quantity, dataset: str, data: str) -> Field:
@@ -325,7 +325,7 @@ def _knmi_field(path: Path, file: h5py.File) -> Field:
     sentinels = tuple((limit, MISSING if limit else of_zero[name]) for name, limit in limits.items())
     sign = (-1) ** (formula[2] or "").count("-")  # KNMI writes `+ -32`
     scale, offset = float(formula[1]), sign * float(formula[3] or 0)
-    quantity = next((found for name, found in KNMI_PARAMETERS.items() if name in kind), None)
+    quantity = next((value for name, value in KNMI_PARAMETERS.items() if name in kind), None)
     if quantity is None:
         raise UserError(f"{path}: holds {kind}, which is no rain; remove it")
     minutes = 0.0
@@ -354,26 +354,26 @@ def _crr(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime,
 def _opera(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
     what = file["what"].attrs
     places = [file[name].attrs for name in ("dataset1/where", "where") if name in file]
-    where = {name: value for place in reversed(places) for name, value in place.items()}
+    where = {name: value for attributes in reversed(places) for name, value in attributes.items()}
     return _moment(what["date"], what["time"]), _radar_grid(path, where, shape)
 
 
 def _knmi(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
     """Read KNMI's grid, which is in kilometres; the earth's radius is in kilometres too, or in metres."""
-    place = file["geographic"].attrs
-    across, down = (_number(place[f"geo_pixel_size_{axis}"]) for axis in "xy")
+    geographic = file["geographic"].attrs
+    across, down = (_number(geographic[f"geo_pixel_size_{axis}"]) for axis in "xy")
     _check_square(path, across, -down, shape)
     projection = _text(file["geographic/map_projection"].attrs["projection_proj4_params"])
     metres = re.sub(r"\+(a|b)=([.\d]+)", _radius, projection).replace("+units=km", "+units=m")
-    left, top = _number(place["geo_column_offset"]) * across, _number(place["geo_row_offset"]) * down
+    left, top = _number(geographic["geo_column_offset"]) * across, _number(geographic["geo_row_offset"]) * down
     corner = (float(round(left * 1000)) + 0.0, float(round(top * 1000)) + 0.0)
     return _knmi_time(file, "end"), Grid(shape, across * 1000, metres, corner)
 
 
-def _radius(found: re.Match[str]) -> str:
+def _radius(match: re.Match[str]) -> str:
     """Return a radius of the earth in PROJ's string in metres."""
-    radius = float(found[2])
-    return f"+{found[1]}={radius if radius > 1e5 else radius * 1000:.10g}"
+    radius = float(match[2])
+    return f"+{match[1]}={radius if radius > 1e5 else radius * 1000:.10g}"
 
 
 def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
@@ -383,21 +383,21 @@ def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime,
     """
     units = _text(file["x"].attrs.get("units", "km"))
     edges = (np.array([*file[axis][:2], file[axis][-1]], float) for axis in "xy")
-    x, y = (each / (1000 if units.startswith("m") else 1) for each in edges)
+    x, y = (values / (1000 if units.startswith("m") else 1) for values in edges)
     pixel, down = (round(float(step), 6) for step in (x[1] - x[0], y[0] - y[1]))
     if pixel <= 0 or down <= 0:
         raise UserError(f"{path}: its rows begin in the south or its columns in the east; give the Bureau's own grid")
     _check_square(path, pixel, down, shape)
-    said = file["proj"].attrs
-    first, second = np.ravel(said["standard_parallel"])[:2]
+    about = file["proj"].attrs
+    first, second = np.ravel(about["standard_parallel"])[:2]
     minor = (
-        f"+b={_number(said['semi_minor_axis'])}"
-        if "semi_minor_axis" in said
-        else f"+rf={_number(said['inverse_flattening'])}"
+        f"+b={_number(about['semi_minor_axis'])}"
+        if "semi_minor_axis" in about
+        else f"+rf={_number(about['inverse_flattening'])}"
     )
     projection = (
-        f"+proj=aea +lat_1={first:g} +lat_2={second:g} +lat_0={_number(said['latitude_of_projection_origin']):g} "
-        f"+lon_0={_number(said['longitude_of_central_meridian']):g} +a={_number(said['semi_major_axis'])} {minor} "
+        f"+proj=aea +lat_1={first:g} +lat_2={second:g} +lat_0={_number(about['latitude_of_projection_origin']):g} "
+        f"+lon_0={_number(about['longitude_of_central_meridian']):g} +a={_number(about['semi_major_axis'])} {minor} "
         "+units=m"
     )
     edges = max(abs(x[0] + x[-1] + pixel), abs(y[0] + y[-1] - pixel)) < pixel / 4
@@ -411,8 +411,7 @@ def _bom(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime,
 class Picture:
     """A PGM of FMI: levels of 0.5 dBZ above -32."""
 
-    said: Mapping[str, str]
-    """Its comments."""
+    comments: Mapping[str, str]
     pixels: Array
     """All levels; of a picture of which only the header was read, zeros of the same shape."""
 
@@ -424,23 +423,19 @@ def _picture(data: bytes, whole: bool) -> Picture:
         raise ValueError("no PGM")
     width, height, most = (int(header[group]) for group in (2, 3, 4))
     lines = (line.strip("# ").partition(" ") for line in header[1].decode("ascii", "replace").splitlines())
-    said = {name: value.strip() for name, _, value in lines}
-    if "Reflectivity" not in said["param"] or "obstime" not in said:
-        raise ValueError(f"holds {said['param']}, not reflectivity, or says no obstime")
+    comments = {name: value.strip() for name, _, value in lines}
+    if "Reflectivity" not in comments["param"] or "obstime" not in comments:
+        raise ValueError(f"holds {comments['param']}, not reflectivity, or says no obstime")
     if most > 255 or (whole and width * height != len(data) - header.end()):
         raise ValueError(f"{len(data) - header.end()} bytes of pixels, not {width} x {height}")
     if not whole:
-        return Picture(said, np.broadcast_to(np.uint8(0), (height, width)))
-    return Picture(said, np.frombuffer(data, np.uint8, width * height, header.end()).reshape(height, width))
+        return Picture(comments, np.broadcast_to(np.uint8(0), (height, width)))
+    return Picture(comments, np.frombuffer(data, np.uint8, width * height, header.end()).reshape(height, width))
 
 
 def _fmi_field(_: Path, picture: Picture) -> Field:
-    sentinels = ((float(picture.said.get("missingval", 255)), MISSING), (0.0, UNDETECTED))
+    sentinels = ((float(picture.comments.get("missingval", 255)), MISSING), (0.0, UNDETECTED))
     return Field("", "reflectivity", 0.5, -32.0, sentinels)
-
-
-def _fmi(path: Path, picture: Picture, shape: tuple[int, int]) -> tuple[datetime, Grid]:
-    return datetime.strptime(picture.said["obstime"], "%Y%m%d%H%M"), _fmi_grid(path, picture.said, shape)
 
 
 def _mrms_field(path: Path, message: grib.Message) -> Field:
@@ -452,23 +447,24 @@ def _mrms(path: Path, message: grib.Message, shape: tuple[int, int]) -> tuple[da
     return message.time, Grid(flat.shape, PIXEL, flat.projdef, flat.corner)
 
 
-def _fmi_grid(path: Path, said: Mapping[str, str], shape: tuple[int, int]) -> Grid:
+def _fmi(path: Path, picture: Picture, shape: tuple[int, int]) -> tuple[datetime, Grid]:
     """Read FMI's grid: polar stereographic; its two widths differ by some hundred thousandths."""
+    comments = picture.comments
     try:
-        across, down = (float(said[f"metersperpixel_{axis}"]) for axis in "xy")
-        if said["type"] != "stereographic":
-            raise ValueError(said["type"])
+        across, down = (float(comments[f"metersperpixel_{axis}"]) for axis in "xy")
+        if comments["type"] != "stereographic":
+            raise ValueError(comments["type"])
         _check_square(path, across, down, shape)
         projection = (
-            f"+proj=stere +lon_0={float(said['centrallongitude']):g} +lat_0={float(said['centrallatitude']):g} "
-            f"+lat_ts={float(said['truelatitude']):g} +a=6371288 +b=6371288 +units=m"
+            f"+proj=stere +lon_0={float(comments['centrallongitude']):g} +lat_0={float(comments['centrallatitude']):g} "
+            f"+lat_ts={float(comments['truelatitude']):g} +a=6371288 +b=6371288 +units=m"
         )
-        longitude, latitude = (float(word) for word in said["bottomleft"].split())
+        longitude, latitude = (float(word) for word in comments["bottomleft"].split())
         lower = project(projection, longitude, latitude)
     except (KeyError, ValueError) as error:
         raise UserError(f"{path}: its projection is not FMI's stereographic one ({error}); remove it") from error
     corner = None if lower is None else (lower[0], lower[1] + down * shape[0])
-    return Grid(shape, across, projection, corner)
+    return datetime.strptime(comments["obstime"], "%Y%m%d%H%M"), Grid(shape, across, projection, corner)
 
 
 @contextmanager
@@ -548,10 +544,6 @@ def project(projdef: str, longitude: float, latitude: float) -> tuple[float, flo
     return float(round(x)) + 0.0, float(round(y)) + 0.0  # no -0
 
 
-def _has_dataset(file: h5py.File) -> bool:
-    return any(name.startswith("dataset") for name in file)
-
-
 PRODUCTS = {
     "crr": Product("NWC-SAF convective rain rate", _crr_field, _crr, holds=lambda file: "crr_intensity" in file),
     "knmi": Product(
@@ -568,6 +560,11 @@ PRODUCTS = {
     ),
     "fmi": Product("FMI radar composites", _fmi_field, _fmi, relation=(223.0, 1.53)),
     "mrms": Product("MRMS rain rates", _mrms_field, _mrms),
-    "opera": Product("ODIM_H5 radar composites", _odim_field, _opera, holds=_has_dataset),
+    "opera": Product(
+        "ODIM_H5 radar composites",
+        _odim_field,
+        _opera,
+        holds=lambda file: any(name.startswith("dataset") for name in file),
+    ),
 }
 """Name of a product, with which region names begin -> its definition."""

@@ -87,7 +87,7 @@ def plane(grid: EqualAngles) -> Plane:
     longitudes = np.linspace(grid.west - half[1], grid.west - half[1] + spans[1], 2 * width + 1)
     border = [(longitudes, np.full(longitudes.shape, edge)) for edge in (latitudes[0], latitudes[-1])]
     border += [(np.full(latitudes.shape, edge), latitudes) for edge in (longitudes[0], longitudes[-1])]
-    east, north = (np.concatenate(each) for each in zip(*border, strict=True))
+    east, north = (np.concatenate(part) for part in zip(*border, strict=True))
     x, y = pyproj.Proj(projdef)(east, north)
     left, top = math.floor(x.min() / PIXEL), math.ceil(y.max() / PIXEL)
     shape = top - math.floor(y.min() / PIXEL), math.ceil(x.max() / PIXEL) - left
@@ -99,13 +99,13 @@ def cells(grid: EqualAngles) -> Array:
     """Return, for each pixel of equal angles, the plane's pixel that its centre lies in, int32 (height * width,)."""
     target, (height, width) = plane(grid), grid.shape
     project, longitudes = pyproj.Proj(target.projdef), grid.west + grid.across * np.arange(width)
-    found = np.empty((height, width), np.int32)
+    index = np.empty((height, width), np.int32)
     for first in range(0, height, ROWS):
         latitudes = grid.north - grid.down * np.arange(first, min(height, first + ROWS))
         x, y = project(*np.meshgrid(longitudes, latitudes))
         row, column = (target.corner[1] - y) // PIXEL, (x - target.corner[0]) // PIXEL
-        found[first : first + ROWS] = row * target.shape[1] + column
-    return found.ravel()
+        index[first : first + ROWS] = row * target.shape[1] + column
+    return index.ravel()
 
 
 def flatten(rate: Array, grid: EqualAngles) -> Array:

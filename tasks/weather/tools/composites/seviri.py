@@ -72,17 +72,17 @@ def survey(folder: Path) -> tuple[dict[datetime, Path], list[str]]:
         UserError: where satpy is missing, or the folder holds no scan that can be read.
     """
     _satpy(folder)
-    found: list[Scan] = []
+    described: list[Scan] = []
     skipped: list[str] = []
     for path in sorted(folder.glob(PATTERN)):
         try:
-            found.append(_describe(path))
+            described.append(_describe(path))
         except UserError as error:
             skipped.append(str(error))
-    at_quarters = [scan for scan in found if scan.begins == quarter(scan.begins)]
-    if len(at_quarters) < len(found):
-        between = len(found) - len(at_quarters)
-        skipped.append(f"{folder}: {between} of {len(found)} scans begin between two quarters of an hour, not used")
+    at_quarters = [scan for scan in described if scan.begins == quarter(scan.begins)]
+    if len(at_quarters) < len(described):
+        between = len(described) - len(at_quarters)
+        skipped.append(f"{folder}: {between} of {len(described)} scans begin between two quarters of an hour, not used")
     if not at_quarters:
         raise UserError(skipped[0] if skipped else f"{folder}: no scans ({PATTERN}); give a folder of them")
     ((most, _),) = Counter(scan.extent for scan in at_quarters).most_common(1)
@@ -148,7 +148,7 @@ def _by_pixel(grid: Array, size: int) -> Array:
 
 
 def sees(path: Path, where: Sequence[Points]) -> list[bool]:
-    """Say of each square whether a scan shows the whole of it.
+    """Return whether a scan shows all of each square.
 
     Raises:
         UserError: where the file is damaged.
@@ -157,7 +157,7 @@ def sees(path: Path, where: Sequence[Points]) -> list[bool]:
         scene = _scene(path)
         scene.load([CHANNELS[0]])
         area = scene[CHANNELS[0]].attrs["area"]
-        return [not _nearest(area, each.longitude, each.latitude)[2].any() for each in where]
+        return [not _nearest(area, square.longitude, square.latitude)[2].any() for square in where]
 
 
 def read(path: Path, where: Sequence[Points]) -> Array:
@@ -168,7 +168,7 @@ def read(path: Path, where: Sequence[Points]) -> Array:
     Raises:
         UserError: where the file is damaged.
     """
-    longitude, latitude = (np.stack([getattr(each, name) for each in where]) for name in ("longitude", "latitude"))
+    longitude, latitude = (np.stack([getattr(square, name) for square in where]) for name in ("longitude", "latitude"))
     with _quiet(path):
         scene = _scene(path)
         scene.load(list(CHANNELS))
@@ -179,9 +179,9 @@ def read(path: Path, where: Sequence[Points]) -> Array:
 
 def _nearest(area: Any, longitude: Array, latitude: Array) -> tuple[Array, Array, Array]:
     """Return rows and columns of the pixels nearest to points, and which of the points are not in the image."""
-    found = [np.ma.asarray(numbers) for numbers in area.get_array_indices_from_lonlat(longitude, latitude)]
-    unseen = np.ma.getmaskarray(found[0]) | np.ma.getmaskarray(found[1])
-    column, row = (np.where(unseen, 0, np.ma.getdata(numbers)).astype(np.int64) for numbers in found)
+    indices = [np.ma.asarray(numbers) for numbers in area.get_array_indices_from_lonlat(longitude, latitude)]
+    unseen = np.ma.getmaskarray(indices[0]) | np.ma.getmaskarray(indices[1])
+    column, row = (np.where(unseen, 0, np.ma.getdata(numbers)).astype(np.int64) for numbers in indices)
     return row, column, unseen
 
 
@@ -210,7 +210,7 @@ def _satpy(path: Path) -> Any:
 
 @contextmanager
 def _quiet(path: Path) -> Iterator[None]:
-    """Let no warning or log of satpy's pass, and make its errors a line: it raises what its parts happen to."""
+    """Silence satpy's warnings and logs, and convert its errors, of any type, to a UserError."""
     try:
         with quiet(LOGGERS, logging.CRITICAL), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -218,8 +218,8 @@ def _quiet(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        said = str(error).splitlines() or [type(error).__name__]
-        raise UserError(f"{path}: satpy cannot read it ({said[0]}); remove it or get it again") from error
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise UserError(f"{path}: satpy cannot read it ({lines[0]}); remove it or get it again") from error
 
 
 def scan_of(scans: Mapping[datetime, Path], time: datetime, tolerance: timedelta) -> Path | None:

@@ -88,17 +88,17 @@ def by_time(squares: int, runs: Sequence[range], inputs: int, forecast: int) -> 
     frames, length = runs[-1].stop, inputs + forecast
     held = max(length, (frames - 3 * forecast) // 6)
     training = frames - 3 * (held + forecast)
-    found, start = {}, 0
+    slots_of, start = {}, 0
     for split in layout.SPLITS:
         stop = start + (training if split == "training" else held)
         parts = [range(max(run.start, start), min(run.stop, stop)) for run in runs]
-        found[split] = slots([part for part in parts if len(part) >= length], split, inputs, forecast)
+        slots_of[split] = slots([part for part in parts if len(part) >= length], split, inputs, forecast)
         start = stop + forecast
-    if not all(found.values()):
+    if not all(slots_of.values()):
         have = f"{plural(squares, 'square')} {'has' if squares == 1 else 'have'} radar and rain"
         why = f"{have}, fewer than {FEWEST}, so time is split"
         raise UserError(f"{why}, but {frames} frames are too few; {4 * length + 3 * forecast} without a gap are enough")
-    return found
+    return slots_of
 
 
 def deal(places: Sequence[Place], seed: int) -> dict[str, str]:

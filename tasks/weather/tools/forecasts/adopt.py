@@ -69,21 +69,21 @@ def adopt(folder: Path, table: str, storage: Storage, changes: Mapping[str, obje
         data = weights.read_bytes(path)
         state = weights.read_tensors(path, data, "save `model.state_dict()` alone", integers=True)
         try:
-            found = convert_reference(state, want.config, int(source.info["size"]), want.config.regions)
+            converted = convert_reference(state, want.config, int(source.info["size"]), want.config.regions)
         except ValueError as error:
             raise UserError(f"{path}: no weights of {name!r}: {error}") from error
         task, _ = find_table(table)
         run = RunFolder.of(storage, task, want.config)
         if run.folder.exists("provenance.json") and "adopted" not in run.folder.read_json("provenance.json"):
             raise UserError(f"{name}: run {run.fingerprint} was trained here; remove {run.folder}, or leave it be")
-        said = {"file": path.name, "sha256": sha256(data).hexdigest(), "row": name}
-        write(run, task.version, want, found, said, source)
-        lines.append(f"{name}: {path.name} ({said['sha256'][:12]}) as epoch {want.epoch} of run {run.fingerprint}")
+        origin = {"file": path.name, "sha256": sha256(data).hexdigest(), "row": name}
+        write(run, task.version, want, converted, origin, source)
+        lines.append(f"{name}: {path.name} ({origin['sha256'][:12]}) as epoch {want.epoch} of run {run.fingerprint}")
     return lines
 
 
 def write(
-    run: RunFolder, version: int, want: Wanted, state: Mapping[str, Tensor], said: Mapping[str, str], source: Source
+    run: RunFolder, version: int, want: Wanted, state: Mapping[str, Tensor], origin: Mapping[str, str], source: Source
 ) -> None:
     """Write one epoch of a run as if it had been trained, beside those that are there."""
     line = {"epoch": want.epoch, "step": 0, "seconds": 0.0, **validation_scores(want.config, state, source)}
@@ -92,7 +92,7 @@ def write(
     before, log = (run.folder.read_json("provenance.json")["adopted"], run.history()) if there else ({}, [])
     run.folder.remove("provenance.json")
     ours = {**provenance.code_ran(run.task), "versions": provenance.versions()}
-    about = {"adopted": {**before, str(want.epoch): said}, "data": source.info, **ours}
+    about = {"adopted": {**before, str(want.epoch): origin}, "data": source.info, **ours}
     run.begin(want.config, version, about)
     digest = run.save_weights(want.epoch, state)
     rows = [*(row for row in log if row["epoch"] != want.epoch), {**line, "time": time.time(), "weights": digest}]
@@ -124,8 +124,8 @@ def validation_scores(config: Config, state: Mapping[str, Tensor], source: Sourc
         return {}
     view, model = View(split="validation"), load(config, state, int(source.info["size"]))
     summaries = summaries_of(config, source, model, [view])
-    found = evaluate(config, view, summaries, source)
-    return {f"validation_{name}": found[name] for name in ("iou", *(f"iou/{place}" for place in validated(summaries)))}
+    scores = evaluate(config, view, summaries, source)
+    return {f"validation_{name}": scores[name] for name in ("iou", *(f"iou/{place}" for place in validated(summaries)))}
 
 
 def rows_of(table: str, changes: Mapping[str, object]) -> dict[str, Wanted]:
@@ -134,10 +134,10 @@ def rows_of(table: str, changes: Mapping[str, object]) -> dict[str, Wanted]:
     Raises:
         UserError: where there is no such table of this task, or no such field.
     """
-    task, found = find_table(table)
+    task, definition = find_table(table)
     if task.name != "weather":
         raise UserError(f"{table}: is of {task.name}; name a table of weather")
-    whole = table_at(task, found, "paper", {"seed": SEED, **changes})
+    whole = table_at(task, definition, "paper", {"seed": SEED, **changes})
     made = {}
     for row in whole.rows:
         if isinstance(row, Row) and not row.absent:
@@ -153,21 +153,21 @@ def listed(folder: Path, wanted: Mapping[str, Wanted]) -> dict[str, Path]:
     Raises:
         UserError: where the list is missing, or names a row or file that is not there.
     """
-    place = folder / LIST
+    listing = folder / LIST
     try:
-        text = place.read_text(encoding="utf-8-sig")
+        text = listing.read_text(encoding="utf-8-sig")
     except OSError as error:
         names = "; ".join(f'"{name}"' for name in wanted)
-        raise UserError(f"{place}: missing; columns row,file, a line for each checkpoint; rows: {names}") from error
+        raise UserError(f"{listing}: missing; columns row,file, a line for each checkpoint; rows: {names}") from error
     lines = list(csv.DictReader(io.StringIO(text)))
     if not lines or {"row", "file"} - lines[0].keys():
-        raise UserError(f"{place}: holds no columns row and file")
-    found = {}
+        raise UserError(f"{listing}: holds no columns row and file")
+    files = {}
     for line in lines:
         name, path = str(line["row"]), folder / str(line["file"])
         if name not in wanted:
-            raise UserError(f"{place}: no row {name!r} in this table{nearest(name, wanted)}")
+            raise UserError(f"{listing}: no row {name!r} in this table{nearest(name, wanted)}")
         if not path.is_file():
-            raise UserError(f"{place}: {path} is missing")
-        found[name] = path
-    return found
+            raise UserError(f"{listing}: {path} is missing")
+        files[name] = path
+    return files

@@ -85,18 +85,18 @@ def opened(
         UserError: where there is no finished one of this task, its data are gone, a value is wrong, or images of other
             `data` are of another size than the run's.
     """
-    name, own = at_epoch(run)
-    found = api.load(name, storage, task="weather")
-    wanted = {"split": split, "epoch": own or epoch, "threshold": threshold, "motion": motion}
-    view = resolve(override(View(), wanted), found.config)
-    check(found.config, view)
-    source, there = found.source, {"regions": found.config.regions, "years": found.config.years}
-    if data and data != found.config.data:
-        source = other_source(found.source, data)
+    name, own_epoch = at_epoch(run)
+    trained = api.load(name, storage, task="weather")
+    wanted = {"split": split, "epoch": own_epoch or epoch, "threshold": threshold, "motion": motion}
+    view = resolve(override(View(), wanted), trained.config)
+    check(trained.config, view)
+    source, there = trained.source, {"regions": trained.config.regions, "years": trained.config.years}
+    if data and data != trained.config.data:
+        source = other_source(trained.source, data)
         there = {name: tuple(source.info[name]) for name in there}
     check_simulation(source)
     chosen = {"regions": tuple(regions) or there["regions"], "years": tuple(years) or there["years"]}
-    return Opened(found, override(found.config, {"data": data or found.config.data, **chosen}), view, source)
+    return Opened(trained, override(trained.config, {"data": data or trained.config.data, **chosen}), view, source)
 
 
 def other_source(source: Source, data: str) -> Source:
@@ -108,11 +108,11 @@ def other_source(source: Source, data: str) -> Source:
     folder = data_folder(source.storage, "weather", data)
     if not folder.exists("dataset.json"):
         raise UserError(f"--data {data}: {folder} has no dataset.json; make, import or train on the set first")
-    found = Source.of(source.storage, f"weather/{data}")
-    if found.info["size"] != source.info["size"]:
-        sizes = f"its images are {found.info['size']} pixels wide, the run's {source.info['size']}"
+    other = Source.of(source.storage, f"weather/{data}")
+    if other.info["size"] != source.info["size"]:
+        sizes = f"its images are {other.info['size']} pixels wide, the run's {source.info['size']}"
         raise UserError(f"--data {data}: {sizes}; make or import it in that size")
-    return found
+    return other
 
 
 def at_epoch(run: str) -> tuple[str, int]:
@@ -147,10 +147,10 @@ def official_forecasts(
     config, source, view = first.config, first.source, first.view
     index = Index.read(source.folder, source.info, config.holdout)
     lengths = (config.inputs, config.forecast)
-    found = index.official(view.split, config.regions, config.years, *lengths, targets=False)
-    if not found:
+    windows_of = index.official(view.split, config.regions, config.years, *lengths, targets=False)
+    if not windows_of:
         raise UserError(f"{source.folder}: no {view.split} inputs; a submission needs the organisers' files")
-    asked = {shard: windows for shard, windows in found.items() if not wanted or place_of(shard) in wanted}
+    asked = {shard: windows for shard, windows in windows_of.items() if not wanted or place_of(shard) in wanted}
     models = [m.model() for m in members]
     chosen = [thresholds_of(list(asked), m.view, tuned_on(m, model)) for m, model in zip(members, models, strict=True)]
     for shard, windows in asked.items():
@@ -190,12 +190,12 @@ def summaries_of(
     config: Config, source: Source, model: Forecaster, views: Sequence[View]
 ) -> dict[str, dict[str, Array]]:
     """Forecast the shards of some views, and return what their scores are computed from."""
-    found = {}
+    summaries = {}
     for view in views:
         for shard in shards(config, view, source):
             steps = {"probability": forecast_windows(model, config, source, sequences(source, config, shard))}
-            found[shard] = summarise(config, view, steps, source, shard)
-    return found
+            summaries[shard] = summarise(config, view, steps, source, shard)
+    return summaries
 
 
 def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:

@@ -1,4 +1,8 @@
-"""Forecasts as netCDF, for geographic information systems and the tools of meteorologists."""
+"""Forecasts as netCDF, for geographic information systems and the tools of meteorologists.
+
+Written by h5netcdf, a sequence at a time. `xarray.Dataset.to_netcdf` writes the same file in 66 statements in place of
+77 and in as much time, but takes 350 MB beside the forecasts of a region and year (60 sequences), where this takes 12.
+"""
 
 from __future__ import annotations
 

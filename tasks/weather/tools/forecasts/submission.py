@@ -109,11 +109,11 @@ def check(
     axes = (sequences, forecast, size, size)
     try:
         with opened(path) as archive:
-            found, reasons = members(archive)
-            wanted = wanted or (TRANSFER if found.keys() & set(TRANSFER) else CORE)
-            missing = [key for key in wanted if key not in found]
+            entries, reasons = members(archive)
+            wanted = wanted or (TRANSFER if entries.keys() & set(TRANSFER) else CORE)
+            missing = [key for key in wanted if key not in entries]
             reasons += [f"{year}/{region}.pred.h5: is missing" for year, region in missing]
-            for key, entry in found.items():
+            for key, entry in entries.items():
                 if key not in wanted:
                     reasons.append(f"{entry.filename}: this region and year is not asked for")
                 else:
@@ -150,7 +150,7 @@ def opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def members(archive: zipfile.ZipFile) -> tuple[dict[tuple[int, str], zipfile.ZipInfo], list[str]]:
     """Return a zip's files by year and region, and why others do not belong there."""
-    found: dict[tuple[int, str], zipfile.ZipInfo] = {}
+    entries: dict[tuple[int, str], zipfile.ZipInfo] = {}
     reasons: list[str] = []
     for entry in archive.infolist():
         if entry.is_dir():
@@ -162,11 +162,11 @@ def members(archive: zipfile.ZipFile) -> tuple[dict[tuple[int, str], zipfile.Zip
             reasons.append(f"{entry.filename}: lies in a top-level folder {top!r}; years must be at the top")
         elif match is None:
             reasons.append(f"{entry.filename}: is no {{year}}/{{region}}.pred.h5 or .pred.h5.gz")
-        elif (int(match[1]), match[2]) in found:
+        elif (int(match[1]), match[2]) in entries:
             reasons.append(f"{entry.filename}: comes twice")
         else:
-            found[int(match[1]), match[2]] = entry
-    return found, reasons
+            entries[int(match[1]), match[2]] = entry
+    return entries, reasons
 
 
 @contextmanager

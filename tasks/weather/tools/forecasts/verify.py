@@ -44,13 +44,13 @@ def verify(runs: Sequence[Opened], out: Path, show: Show) -> Path:
     check_alike("verify", runs, SAME)
     models = [run.model() for run in runs]
     votes = np.zeros((len(runs) + 1, 2), np.int64)
-    found: list[dict[str, dict[str, Array]]] = [{} for _ in runs]
+    by_run: list[dict[str, dict[str, Array]]] = [{} for _ in runs]
     wanted = [shard for view in reversed(reads(first.view)) for shard in shards(first.config, view, first.source)]
     for done, shard in enumerate(wanted):
         show(done, len(wanted))
         rain: Array | int = 0
         truth = events(first.config, first.source, shard)
-        for run, model, summaries in zip(runs, models, found, strict=True):
+        for run, model, summaries in zip(runs, models, by_run, strict=True):
             windows = sequences(run.source, run.config, shard)
             steps = forecast_windows(model, run.config, run.source, windows)
             summaries[shard] = metrics.summarise(steps, truth)
@@ -61,7 +61,7 @@ def verify(runs: Sequence[Opened], out: Path, show: Show) -> Path:
             votes += agreement(rain, truth, len(runs))
     show(len(wanted), len(wanted))
     parts = []
-    for run, summaries in zip(runs, found, strict=True):
+    for run, summaries in zip(runs, by_run, strict=True):
         by = thresholds(run.view, summaries)
         parts.append(Verification(name_of(run), [{shard: summaries[shard] for shard in by}], [by]))
     shown = list(chosen_cases(runs[:SHOWN], models, parts))
@@ -133,11 +133,11 @@ def write_page(
     writer.writerow(("run", "about", "where", "score", "value", "low", "high", "data"))
     for part in parts:
         for about, where, name, *numbers in lines(part):
-            said = (f"{number:.6g}" for number in numbers)
-            writer.writerow((part.label, about, where, name, *said, describe(runs[0].source.info)))
+            texts = (f"{number:.6g}" for number in numbers)
+            writer.writerow((part.label, about, where, name, *texts, describe(runs[0].source.info)))
     folder.write("scores.csv", table.getvalue())
-    place = FileSystemLoader([Path(__file__).parent])
-    environment = Environment(loader=place, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    templates = FileSystemLoader([Path(__file__).parent])
+    environment = Environment(loader=templates, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     counts = parts[0].counts
     page = environment.get_template("verification.html.j2").render(
         css=(FOLDER / "report.css").read_text(),
@@ -151,7 +151,7 @@ def write_page(
         split=runs[0].view.split,
         data=describe(runs[0].source.info),
         caution=caution(runs[0].source.info),
-        sequences=sum(each.shape[1] for each in counts.values()),
+        sequences=sum(confusion.shape[1] for confusion in counts.values()),
         places=len(counts),
         threshold=runs[0].view.threshold,
         run=runs[0].run.fingerprint,

@@ -1,10 +1,10 @@
 """Train the expert policies whose recordings stand in for D4RL: CrossQ from SBX (Stable-Baselines3 in JAX).
 
-Run as `python -m retable.tasks.rl.tools.train_expert HalfCheetah --steps 500000` with the extra `experts`
-installed. The same command goes on where it stopped. Every `--evaluate-every` steps the deterministic policy plays 10
-episodes; the best so far is written to `tasks/rl/recordings/policies/<environment>.safetensors` as a plain network of
-rectified linear layers with a tanh output (batch normalisation folded into the next layer, exactly), beside a JSON file
-that says where it is from.
+Run as `python -m benchmarks.rl_expert HalfCheetah --steps 500000` in a checkout, with the extra `experts` installed.
+The same command goes on where it stopped. Every `--evaluate-every` steps the deterministic policy plays 10 episodes;
+the best so far is written to `tasks/rl/recordings/policies/<environment>.safetensors` as a plain network of rectified
+linear layers with a tanh output (batch normalisation folded into the next layer, exactly), beside a JSON file that says
+where it is from.
 
 Source: Bhatt et al. 2024, CrossQ. We use smaller networks than the paper's (its critics have 2048 units), for speed on
 one core.
