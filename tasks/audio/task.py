@@ -1,32 +1,15 @@
-"""What the platform is told of this task; see `platform.task`."""
+"""What the platform needs to train, predict and score; `__init__.py` has what `retable list` shows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from retable.platform.spec.resources import Requirements, Stage
-from retable.platform.spec.table import Figure, Table, with_claims
-from retable.platform.spec.task import Dataset, KeyNumber, Scale, Task
+from retable.platform.spec.task import Dataset, Task
+from retable.tasks.audio import DESCRIPTION
 from retable.tasks.audio.config import Config, Pretrained, View
 from retable.tasks.audio.data import Recordings, arrays, read
 from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, validate
 from retable.tasks.audio.predict import check, evaluate, predict, shards, summarise, view_cost
 from retable.tasks.audio.prepare.prepare import describe, is_published, prepare
-
-
-def tables() -> Mapping[str, Table | Figure]:
-    """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
-    from retable.tasks.audio.claims import CLAIMS
-    from retable.tasks.audio.tables import TABLES
-
-    return with_claims(TABLES, CLAIMS)
-
-
-def scales() -> Mapping[str, Scale]:
-    """Return the sizes at which the tables are run."""
-    from retable.tasks.audio.scales import SCALES
-
-    return SCALES
 
 
 def needs(config: Config, stage: Stage) -> Requirements:
@@ -41,11 +24,7 @@ def needs(config: Config, stage: Stage) -> Requirements:
 
 
 TASK = Task(
-    name="audio",
-    about="the recording that a sentence describes",
-    paper="Primus et al., CP-JKU's submission to task 6b of the DCASE 2023 challenge, 2023",
-    telling="table2",
-    key_number=KeyNumber("table2", "ensemble", "mAP@10", "mAP@10 of the ensemble (paper: of 8), %"),
+    **vars(DESCRIPTION),
     version=3,
     config=Config,
     view=View,
@@ -82,7 +61,5 @@ TASK = Task(
         "validation_map10",
         "validation_loss",
     ),
-    tables=tables,
-    scales=scales,
     settings=("epochs", "steps", "batch", "learning_rate", "patience"),
 )

@@ -23,16 +23,6 @@ from retable.platform.console import (
 from retable.platform.errors import UserError
 from retable.platform.spec.task import data_sets
 from retable.platform.store.storage import Storage
-from retable.tasks.style.files.check import check as check_folder
-from retable.tasks.style.files.prepare import (
-    GENERATED,
-    PHOTOGRAPHS,
-    describe,
-    import_folder,
-    index_folder,
-    make_generated,
-)
-from retable.tasks.style.files.prepare import folder as data_folder
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The datasets that `fetch` knows."""
@@ -50,6 +40,8 @@ def fetch(
     Example: `retable data fetch style coco2017`
     """
     from retable.platform.store import download
+    from retable.tasks.style.files.prepare import describe, index_folder
+    from retable.tasks.style.files.prepare import folder as data_folder
 
     published = download.read_published(SOURCES)
     if not name:
@@ -75,6 +67,9 @@ def make(
 
     Example: `retable data make style`
     """
+    from retable.tasks.style.files.prepare import GENERATED, PHOTOGRAPHS, describe, make_generated
+    from retable.tasks.style.files.prepare import folder as data_folder
+
     if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
         raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
     place = data_folder(Storage.open(storage), name)
@@ -91,6 +86,8 @@ def check(
 
     Example: `retable data check style ~/Pictures`
     """
+    from retable.tasks.style.files.check import check as check_folder
+
     if path is not None and not Storage.open(path).exists():
         raise UserError(f"{path}: no folder; give one that holds pictures")
     show_checked([Storage.open(path)] if path else data_sets(Storage.open(storage), "style"), check_folder)
@@ -107,6 +104,9 @@ def import_(
 
     Example: `retable data import style ~/Pictures --name mine`
     """
+    from retable.tasks.style.files.prepare import describe, import_folder
+    from retable.tasks.style.files.prepare import folder as data_folder
+
     place = data_folder(Storage.open(storage), name)
     info = import_folder(folder, place, name, test, every)
     print_lines(info["left_out"], "left out: ")

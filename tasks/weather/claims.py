@@ -16,8 +16,15 @@ from typing import Any
 from retable.platform.spec.claims import Estimate, Verdict, join, judge, too_few, untested
 from retable.platform.spec.table import AnyRow, Claim, Replicate, Results
 from retable.platform.text import plural
-from retable.tasks.weather.metrics import isotonic, paired_brier, paired_difference, sequence_counts, squared_errors
-from retable.tasks.weather.predict import thresholds, validated
+from retable.tasks.weather.metrics import (
+    isotonic,
+    paired_brier,
+    paired_difference,
+    sequence_counts,
+    squared_errors,
+    thresholds,
+    validated,
+)
 from retable.tasks.weather.tables import (
     ALL_DRY,
     ALL_RAIN,

@@ -17,9 +17,9 @@ from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.figures import draw_scores
-from retable.tasks.weather.metrics import MINUTES
+from retable.tasks.weather.metrics import MINUTES, thresholds
 from retable.tasks.weather.model import Forecaster
-from retable.tasks.weather.predict import events, forecast_windows, reads, shards, thresholds
+from retable.tasks.weather.predict import events, forecast_windows, reads, shards
 from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, agreement, cases, draw_agreement, draw_cases
 from retable.tasks.weather.tools.forecasts.exchange import Opened, check_alike
 from retable.tasks.weather.verification import SCORES, Band, Verification
