@@ -23,7 +23,9 @@ RESERVED = ("data", "search_spaces", "ingress", "jobs", "limits", "models", "tab
 """Names of packages, and of what a server has besides tasks."""
 FOLDER = "papers"
 """Where tasks are written if RETABLE_TASKS names no folder."""
-FILES = ("__init__.py", "config.py", "data.py", "learner.py", "tables.py", "export.py", "best.py", "answer.py")
+PAPER = "config data model losses learner metrics predict tables claims scales"
+"""What each task has for its paper, in the order of reading."""
+FILES = [f"{name}.py" for name in ("__init__", "task", *PAPER.split(), "export", "best", "answer")]
 MEASURED = {"accuracy": "accuracy", "acc": "accuracy", "loss": "loss"}
 """First word of a header -> what the written learner measures under it."""
 EXAMPLE = Published(

@@ -16,10 +16,11 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 import retable
-from retable.platform.cli.catalogue import catalogue
+from retable.platform.cli.groups import entry
 from retable.platform.config import describe, parse_set
 from retable.platform.console import console, errors, progress_bar
 from retable.platform.errors import UserError, nearest, redact
+from retable.platform.spec.task import names as names_of_tasks
 from retable.platform.store.storage import Storage
 from retable.platform.text import age, clock, size
 
@@ -372,7 +373,7 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
         counts = (each["absent"], each["replicates"]) if there else ("", "")
         rows.append((each["table"], each["scale"], filled, *counts, about))
     show(grid(("table", "scale", "rows", "absent", "numbers", "claims"), rows, "rows absent numbers"))
-    defined = {f"{task}/{table}" for task, entry in catalogue()["tasks"].items() for table in entry.get("tables", ())}
+    defined = {f"{task}/{table}" for task in names_of_tasks() for table in entry(task).get("tables", ())}
     rest = sorted(defined - {each["table"] for each in filled_tables})
     console.print(
         f"{len(filled_tables)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from retable.tasks.audio.task import TASK as TASK
 
 
-def tables() -> Mapping[str, Table | Figure]:
+def _tables() -> Mapping[str, Table | Figure]:
     """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
     from retable.tasks.audio.claims import CLAIMS
     from retable.tasks.audio.tables import TABLES
@@ -20,7 +20,7 @@ def tables() -> Mapping[str, Table | Figure]:
     return with_claims(TABLES, CLAIMS)
 
 
-def scales() -> Mapping[str, Scale]:
+def _scales() -> Mapping[str, Scale]:
     """Return the sizes at which the tables are run."""
     from retable.tasks.audio.scales import SCALES
 
@@ -33,8 +33,8 @@ DESCRIPTION = Description(
     paper="Primus et al., CP-JKU's submission to task 6b of the DCASE 2023 challenge, 2023",
     telling="table2",
     key_number=KeyNumber("table2", "ensemble", "mAP@10", "mAP@10 of the ensemble (paper: of 8), %"),
-    tables=tables,
-    scales=scales,
+    tables=_tables,
+    scales=_scales,
 )
 
 __getattr__ = lazy_task(__name__)

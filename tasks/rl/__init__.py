@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from retable.tasks.rl.task import TASK as TASK
 
 
-def tables() -> Mapping[str, Table | Figure]:
+def _tables() -> Mapping[str, Table | Figure]:
     """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
     from retable.tasks.rl import claims
     from retable.tasks.rl.learning import claims as learning_claims
@@ -21,7 +21,7 @@ def tables() -> Mapping[str, Table | Figure]:
     return with_claims(TABLES, {**claims.CLAIMS, **learning_claims.CLAIMS})
 
 
-def scales() -> Mapping[str, Scale]:
+def _scales() -> Mapping[str, Scale]:
     """Return the sizes at which the tables are run."""
     from retable.tasks.rl.scales import SCALES
 
@@ -34,8 +34,8 @@ DESCRIPTION = Description(
     paper="Arnob et al., Single-Shot Pruning for Offline Reinforcement Learning, 2021, https://arxiv.org/abs/2112.15579",
     telling="figure1",
     key_number=KeyNumber("table1", "SNIP 95 %", "Actor", "MB of the actor's file, SNIP at 95 %"),
-    tables=tables,
-    scales=scales,
+    tables=_tables,
+    scales=_scales,
 )
 
 __getattr__ = lazy_task(__name__)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from retable.tasks.style.task import TASK as TASK
 
 
-def tables() -> Mapping[str, Table | Figure]:
+def _tables() -> Mapping[str, Table | Figure]:
     """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
     from retable.tasks.style.claims import CLAIMS
     from retable.tasks.style.tables import TABLES
@@ -20,7 +20,7 @@ def tables() -> Mapping[str, Table | Figure]:
     return with_claims(TABLES, CLAIMS)
 
 
-def scales() -> Mapping[str, Scale]:
+def _scales() -> Mapping[str, Scale]:
     """Return the sizes at which the tables are run."""
     from retable.tasks.style.scales import SCALES
 
@@ -33,8 +33,8 @@ DESCRIPTION = Description(
     paper="Shen and Wang, Style Transfer of Images and Videos",
     telling="figure1",
     key_number=KeyNumber("table1", "256 x 256", "Speed-up over VGG-19", "times as fast: a network, over optimising"),
-    tables=tables,
-    scales=scales,
+    tables=_tables,
+    scales=_scales,
 )
 
 __getattr__ = lazy_task(__name__)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from retable.tasks.weather.task import TASK as TASK
 
 
-def tables() -> Mapping[str, Table | Figure]:
+def _tables() -> Mapping[str, Table | Figure]:
     """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
     from retable.tasks.weather.claims import CLAIMS
     from retable.tasks.weather.tables import TABLES
@@ -20,7 +20,7 @@ def tables() -> Mapping[str, Table | Figure]:
     return with_claims(TABLES, CLAIMS)
 
 
-def scales() -> Mapping[str, Scale]:
+def _scales() -> Mapping[str, Scale]:
     """Return the sizes at which the tables are run."""
     from retable.tasks.weather.scales import SCALES
 
@@ -36,8 +36,8 @@ DESCRIPTION = Description(
     key_number=KeyNumber(
         "table1", "BASELINE bce, improved, train all. Epoch 15", "Total", "IoU of the improved 3D U-Net's rain"
     ),
-    tables=tables,
-    scales=scales,
+    tables=_tables,
+    scales=_scales,
 )
 
 __getattr__ = lazy_task(__name__)
