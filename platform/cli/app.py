@@ -24,7 +24,7 @@ import retable
 from retable.platform.cli import jobs, runs
 from retable.platform.cli.filled import FEW, print_section, print_summary, say
 from retable.platform.cli.groups import MARKUP, Commands, commands_of, entry
-from retable.platform.cli.runs import Where
+from retable.platform.cli.runs import Rows, ScaleName, Set, Tables, Where
 from retable.platform.commit import code_root
 from retable.platform.config import parse_set, set_line
 from retable.platform.console import console, errors, progress_bar
@@ -58,19 +58,7 @@ app.add_typer(jobs.app)
 GPU = code_root().parent / "benchmarks" / "results" / "gpu.json"
 """What `python -m benchmarks gpu` measured, in a checkout where it was run."""
 
-Tables = Annotated[
-    list[str] | None,
-    typer.Argument(help="Table names such as rl/table1; a task name selects all its tables (default: all)."),
-]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task; see `retable list`.")]
-ScaleName = Annotated[
-    str, typer.Option("--scale", "-s", help="Size of the experiment: smoke, quick, small or paper (`retable list`).")
-]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value. May be repeated.")]
-Rows = Annotated[
-    list[str] | None,
-    typer.Option("--rows", metavar="LABEL", help="Run only rows with this label; `*` stands for any text. Repeatable."),
-]
 Workers = Annotated[
     int | None,
     typer.Option(help="Workers of each training (default: as its task says); several form a Ray Train group.", min=1),

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from retable.platform.commit import code_root
 from retable.platform.config import describe, differences
 from retable.platform.errors import UserError
 from retable.platform.execute.sweep_result import SweepResult
@@ -315,11 +314,9 @@ def render(what: str, **values: object) -> str:
 
 @cache
 def _template() -> Any:
-    from jinja2 import Environment, FileSystemLoader
+    from retable.platform.report.html import environment
 
-    place = code_root() / "platform" / "report" / "templates"
-    environment = Environment(loader=FileSystemLoader(place), autoescape=True, trim_blocks=True)
-    return environment.get_template("notebook.html.j2").module
+    return environment().get_template("notebook.html.j2").module
 
 
 for _kind, _text, _html in ((Plan, _plan_text, _plan_html), (SweepResult, _sweep_text, _sweep_html)):
