@@ -71,7 +71,7 @@ FORMAT_STYLES: Mapping[str, Mapping[str, Any]] = {
 """How figure 4 draws formats."""
 
 
-def themed(part: str = "text.color") -> Any:
+def themed(part: Literal["text.color", "axes.facecolor"] = "text.color") -> Any:
     """Return a color of the style that is drawn in: of text, unless another part is named."""
     from matplotlib import rcParams
 
