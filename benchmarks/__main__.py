@@ -16,6 +16,7 @@ from pathlib import Path
 from retable.platform.errors import nearest
 
 BENCHMARKS = (
+    "audio_index",
     "audio_search",
     "audio_step",
     "command_line",

@@ -1,14 +1,18 @@
 """Seconds and megabytes that Ray adds to one run: a plain Tune trial, and a Ray Train group of two workers.
 
 The reference is the bare loop in this process on the same toy task (a straight line, three epochs). How the process
-of a trial grows is seen with a toy that takes and frees 100 MB a step.
+of a trial grows is seen with a toy that takes and frees 100 MB a step. A thousand trainings, planned, each with its
+lease, history and result on the storage, have a reference of their own: Ray Tune with the bare loop as its function.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 
@@ -46,6 +50,73 @@ def peak_megabytes(call: Any) -> float:
     return most
 
 
+MANY = 1000
+
+
+def many(ours: bool) -> dict[str, float]:
+    """Train the toy a thousand times, by this platform or by Ray Tune alone; return seconds and the driver's MB."""
+    from ray import tune
+
+    from retable.platform.config import override
+    from retable.platform.execute.run import launch_for
+    from retable.platform.execute.scheduler import train_all
+    from retable.platform.execute.session import ray_cluster
+    from retable.platform.execute.trials import Resources
+    from retable.platform.plan.plan import compile_configs
+    from retable.platform.spec.task import find
+    from retable.platform.store.storage import Storage
+
+    task = find("line")
+    with tempfile.TemporaryDirectory(prefix="retable-bench-") as folder, ray_cluster(nested=True):
+        storage = Storage.open(folder)
+        task.dataset.prepare(task.config(), storage)
+
+        def fill() -> None:
+            plan = compile_configs(task, [override(task.config(), {"seed": seed}) for seed in range(MANY)], storage)
+            assert not train_all(plan, launch_for(plan, Resources()))
+
+        def bare_trial(chosen: dict[str, int]) -> dict[str, float]:
+            train_once(folder, chosen["seed"])
+            return {"done": 1.0}
+
+        def tune_alone() -> None:
+            tuner = tune.Tuner(
+                tune.with_resources(bare_trial, {"cpu": 1}),
+                param_space={"seed": tune.grid_search([*range(MANY)])},
+                tune_config=tune.TuneConfig(reuse_actors=True),
+                run_config=tune.RunConfig(storage_path=f"{folder}/tune", verbose=0),
+            )
+            assert tuner.fit().num_errors == 0
+
+        seconds = clocked(fill if ours else tune_alone)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return {"s": seconds, "mb": next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))}
+
+
+def train_once(root: str, seed: int) -> None:
+    """Train the toy in this process; its data are there."""
+    import pyarrow.parquet as pq
+
+    from retable.platform.config import override
+    from retable.platform.spec.task import Source, find
+    from retable.platform.store.run import RunFolder
+    from retable.platform.store.storage import Storage
+    from retable.platform.train.loop import train
+    from retable.platform.train.worker import Worker
+
+    task, storage = find("line"), Storage.open(root)
+    config = override(task.config(), {"seed": seed})
+    arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    data = task.dataset.open(arrays, Source.of(storage, "line/points"), [config])
+    train(task, [config], data, [RunFolder.of(storage, task, config)], "64 points", Worker(), [()])
+
+
+def apart(ours: bool) -> dict[str, float]:
+    """Return what `many` measures, in a process of its own."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(many, ours).result()
+
+
 def measure() -> dict[str, Any]:
     from retable.platform.config import override
     from retable.platform.execute.run import launch_for
@@ -53,11 +124,8 @@ def measure() -> dict[str, Any]:
     from retable.platform.execute.session import ray_cluster
     from retable.platform.execute.trials import Resources
     from retable.platform.plan.plan import compile_configs
-    from retable.platform.spec.task import Source, find
-    from retable.platform.store.run import RunFolder
+    from retable.platform.spec.task import find
     from retable.platform.store.storage import Storage
-    from retable.platform.train.loop import train
-    from retable.platform.train.worker import Worker
 
     task = find("line")
     storage = Storage.open(tempfile.mkdtemp(prefix="retable-bench-"))
@@ -69,12 +137,7 @@ def measure() -> dict[str, Any]:
         assert not train_all(plan, launch_for(plan, Resources()))
 
     def bare() -> None:
-        import pyarrow.parquet as pq
-
-        config = override(task.config(), {"seed": 10_000})
-        arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
-        data = task.dataset.open(arrays, Source.of(storage, "line/points"), [config])
-        train(task, [config], data, [RunFolder.of(storage, task, config)], "64 points", Worker(), [()])
+        train_once(str(storage.root), 10_000)
 
     def private_memory(count: int) -> list[float]:
         import ray
@@ -108,4 +171,7 @@ def measure() -> dict[str, Any]:
         results["Ray Train group of 2, s"] = clocked(lambda: group(400))
         results["Ray Train group of 2, MB"] = peak_megabytes(lambda: group(500))
     storage.remove("")
+    for name, ours in (("Ray Tune alone", False), ("retable", True)):
+        for what, value in apart(ours).items():
+            results[f"{MANY} trainings, {name}, {'s' if what == 's' else 'MB of the driver'}"] = value
     return results

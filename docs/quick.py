@@ -9,6 +9,7 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 from retable.platform.report.results import FilledTable
 from retable.platform.report.write import kept_tables
@@ -17,8 +18,20 @@ from retable.platform.store.storage import Storage
 FILE = Path(__file__).parent / "results" / "quick.json"
 
 
+METRICS = ("behaviour_share", "iou", "content_error", "style_error")
+"""What a figure's rows are told by, as figures have no cells."""
+
+
 def numbers(part: FilledTable) -> dict[str, dict[str, float]]:
-    """Return the mean of each measured cell: row -> column -> value."""
+    """Return the mean of each measured cell, of a figure's rows those of `METRICS`: row -> column -> value."""
+    if part.figure:
+        every = {row.label: [replicate.metrics for replicate in row.replicates] for row in part.rows if row.replicates}
+        return {
+            label: {
+                name: fmean(one[name] for one in metrics) for name in METRICS if all(name in one for one in metrics)
+            }
+            for label, metrics in every.items()
+        }
     headers = [column.header for column in part.columns]
     rows = {row.label: dict(zip(headers, row.cells, strict=True)) for row in part.rows if row.replicates}
     return {

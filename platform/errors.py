@@ -53,6 +53,11 @@ def redact_command(words: Sequence[str]) -> str:
     return " ".join(shown)
 
 
+def portable(command: str) -> str:
+    """Return a command without its `--storage`: where results lay is nobody else's business."""
+    return re.sub(r" --storage[ =]\S+", "", command)
+
+
 def clean(text: object, most: int = 200) -> str:
     """Return foreign text as one line without control characters, cut where long."""
     shown = " ".join(str(text).split())

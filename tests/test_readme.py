@@ -116,3 +116,24 @@ def test_its_links_lead_somewhere(page):
 def test_the_notice_names_files_that_exist():
     for name in re.findall(r"(?:tasks|docs)/[\w./*]+", (ROOT / "NOTICE").read_text()):
         assert list(ROOT.glob(name.rstrip("."))), name
+
+
+def test_the_page_of_rl_says_what_quick_had():
+    page = " ".join((ROOT / "docs" / "tasks" / "rl.md").read_text().split())
+    rows = {f"{figure}: {row}": numbers["behaviour_share"]
+            for figure in ("figure1", "figure2")
+            for row, numbers in QUICK["tables"][f"rl/{figure}"]["numbers"].items()}  # fmt: skip
+    told = re.search(
+        r"trains only BC .*: dense (\d+) %, SNIP (\d+) %, ERK (\d+) %, GraSP (\d+) %, "
+        r"random (\d+) %, SNIP on raw states (\d+) %",
+        page,
+    )
+    expected = (
+        "1: dense",
+        "1: SNIP 95 %",
+        "1: ERK 95 %",
+        "2: GraSP 95 %",
+        "1: random 95 %",
+        "1: SNIP 95 %, raw states",
+    )
+    assert told and [*map(int, told.groups())] == [round(100 * rows[f"figure{name}"]) for name in expected]

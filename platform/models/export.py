@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from retable.platform.config import flatten
 from retable.platform.console import console
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, portable
 from retable.platform.models import contract
 from retable.platform.spec.task import config_at
 from retable.platform.store.run import contiguous
@@ -48,6 +48,8 @@ def about(run: TrainedRun, epoch: int = 0, **more: object) -> Record:
         UserError: where the run is not finished.
     """
     made = run.folder.provenance()
+    if "command" in made:
+        made["command"] = portable(str(made["command"]))
     info = made["data"] if "data" in made else run.source.info
     return {
         "task": run.task.name,

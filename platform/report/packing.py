@@ -8,7 +8,6 @@ manifest says. So what is trained or measured here again, which replaces the fil
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from retable.platform.config import OwnConfig, OwnView, fingerprint, override
-from retable.platform.errors import UserError, clean
+from retable.platform.errors import UserError, clean, portable
 from retable.platform.execute.ensembles import output_folder
 from retable.platform.execute.scoring import shards_of, weights_digest
 from retable.platform.plan.plan import (
@@ -45,8 +44,6 @@ LAST = ("combination", "result")
 """Kinds that make the files beside them count: they are written after all others."""
 MARKED = ("result", "combination", "measurement")
 """Kinds of files that say which bundle they came in."""
-STORED = re.compile(r" --storage[ =]\S+")
-"""Words of a command that say where its results lie."""
 WRITERS = 16
 """Files that are written at once: most of the time is waiting for a disk or bucket."""
 
@@ -261,10 +258,10 @@ class Packer:
         return json.dumps({k: v for k, v in record.items() if k != "bundle"}, indent=2, sort_keys=True).encode()
 
     def _placeless(self, path: str) -> bytes:
-        """Return a run's provenance without the storage that its command names, which is nobody else's business."""
+        """Return a run's provenance without the storage that its command names."""
         record = self.storage.read_record(path, {})
         if "command" in record:
-            record = {**record, "command": STORED.sub("", str(record["command"]))}
+            record = {**record, "command": portable(str(record["command"]))}
         return json.dumps(record, indent=2, sort_keys=True).encode()
 
     def _add_run(self, training: Training) -> None:

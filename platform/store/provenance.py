@@ -137,10 +137,11 @@ def collect(task: str = "") -> dict[str, object]:
     Args:
         task: whose numbers; `code` then has the digests of its code.
     """
+    name = Path(sys.argv[0]).name  # of `python -m retable.platform.cli`, as jobs run it, a file's
     return {
         **(code_ran(task) if task else _git()),
         "versions": versions(),
         **here(),
-        "command": redact_command([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": redact_command([name if name != "__main__.py" else "retable", *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -152,7 +152,13 @@ def test_validation_recordings_come_whole_each_to_one_worker(waves, monkeypatch)
     assert shares == [[[6]], [[7]], []]
     monkeypatch.setattr(data, "EVALUATED", 0.2)
     assert [b.recording.tolist() for b in found.validation()] == [[6], [7]]
+    monkeypatch.setattr(data, "EVALUATED", 2 * LENGTHS[6] / 32000)  # both, padded to the longer, and not a sample more
+    assert [b.recording.tolist() for b in found.validation()] == [[6, 7]]
     assert found.queries("test") == [("8.0", 8), ("8.1", 8), ("8.2", 8)]
+
+
+def test_an_epoch_has_a_step_even_where_a_batch_is_larger_than_the_data(waves):
+    assert opened(waves, replace(CONFIG, batch=100, steps=0)).steps == 1
 
 
 def test_rewritten_captions_that_are_not_there_are_asked_for(waves):

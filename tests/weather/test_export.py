@@ -127,7 +127,8 @@ def test_the_zoo_forecasts_and_says_how_well():
         opened = read_export(file.read_bytes(), name)
         said, size = opened.about, opened.size
         assert said["score"]["metric"] == "IoU at 0.5" and 0 < said["score"]["value"] < 1 and said["licence"]
-        assert said["command"].startswith("retable train weather --scale small") and said["scale"] == "small"
+        assert said["command"].startswith("retable train weather --scale small") and "--storage" not in said["command"]
+        assert said["version"] == find("weather").version, "of today's generator, whose images know no later rain"
         images = np.full((1, 4, 11, size, size), 250, np.float32)
         assert opened.forecast(images, said["regions"][0]).shape == (1, said["forecast"], size, size)
     assert zoo.zoo("weather")

@@ -13,6 +13,7 @@ in one process: a GPU multiplies dense matrices faster, and stacks share one sha
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,16 +91,22 @@ class Pattern:
         self, left: Float[Tensor, "outputs batch"], right: Float[Tensor, "inputs batch"]
     ) -> Float[Tensor, " kept"]:
         """Give the entries of `left @ right.T` that are in the pattern."""
-        with warnings.catch_warnings():
-            # PyTorch says once that CSR is in beta; what is used of it here, the tests hold against dense products.
-            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
-            zeros = left.new_zeros(len(self.columns))
-            pattern = torch.sparse_csr_tensor(self.starts, self.columns, zeros, self.shape, check_invariants=False)
-            found: Tensor = torch.sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values()
-            return found
+        _warn_of_csr()
+        zeros = left.new_zeros(len(self.columns))
+        pattern = torch.sparse_csr_tensor(self.starts, self.columns, zeros, self.shape, check_invariants=False)
+        dots: Tensor = torch.sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values()
+        return dots
 
     def _rows(self) -> Tensor:
         return torch.repeat_interleave(torch.arange(self.shape[0]), self.starts.diff())
+
+
+@functools.cache
+def _warn_of_csr() -> None:
+    """Let PyTorch warn, unheard, that CSR is in beta, as it does once in a process: tests hold what is used of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+        torch.eye(1).to_sparse_csr()
 
 
 def _sums(starts: Tensor, columns: Tensor, values: Tensor, inputs: Tensor) -> Tensor:

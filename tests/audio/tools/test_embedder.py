@@ -56,7 +56,7 @@ def run(network, storage):
         {
             "data": {"name": "sounds"},
             "commit": "abc",
-            "command": "retable train audio",
+            "command": "retable train audio --storage /home/me/x --seed 1",
             "scale": "small",
             "changed": [],
         },
@@ -117,6 +117,7 @@ def test_what_embeds_words_alone_embeds_them_alike(file, storage, monkeypatch):
 
 def test_a_file_says_where_it_is_from(file):
     said = read_export(file.read_bytes(), "x").about
+    assert said["command"] == "retable train audio --seed 1", "not where it lay"
     assert (said["fingerprint"], said["task"], said["epoch"], said["scale"]) == (
         "0123456789abcdef",
         "audio",

@@ -108,8 +108,9 @@ def test_the_device_is_this_machines_processor():
     assert name.endswith(f", {os.cpu_count()} cores") and len(name) > len(f", {os.cpu_count()} cores")
 
 
-def test_what_is_collected_is_json_with_the_command_and_the_time(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["/usr/bin/retable", "reproduce", "line"])
+@pytest.mark.parametrize("program", ["/usr/bin/retable", "/x/platform/cli/__main__.py"])
+def test_what_is_collected_is_json_with_the_command_and_the_time(monkeypatch, program):
+    monkeypatch.setattr("sys.argv", [program, "reproduce", "line"])
     before = int(time.time())
     found = json.loads(json.dumps(provenance.collect()))
     assert found["command"] == "retable reproduce line"
