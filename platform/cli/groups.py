@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import typer
 from typer.core import TyperGroup
@@ -18,7 +18,7 @@ from retable.platform.spec import task as tasks
 from retable.platform.spec.extras import Missing, check
 from retable.platform.store.storage import Record
 
-MARKUP = "markdown"
+MARKUP: Final = "markdown"
 """How help is written."""
 VERBS = {
     "fetch": "Download a task's published data, check and convert them.\n\nExample: `retable data fetch rl` (a list)",
