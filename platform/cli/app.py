@@ -24,7 +24,7 @@ import retable
 from retable.platform.cli import jobs, runs
 from retable.platform.cli.filled import FEW, print_section, print_summary, say
 from retable.platform.cli.groups import MARKUP, Commands, commands_of, entry
-from retable.platform.cli.runs import Rows, ScaleName, Set, Tables, Where
+from retable.platform.cli.runs import Rows, ScaleName, Set, Where
 from retable.platform.commit import code_root
 from retable.platform.config import parse_set, set_line
 from retable.platform.console import console, errors, progress_bar
@@ -58,6 +58,10 @@ app.add_typer(jobs.app)
 GPU = code_root().parent / "benchmarks" / "results" / "gpu.json"
 """What `python -m benchmarks gpu` measured, in a checkout where it was run."""
 
+Tables = Annotated[
+    list[str] | None,
+    typer.Argument(help="Table names such as rl/table1; a task name selects all its tables (default: all)."),
+]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task; see `retable list`.")]
 Workers = Annotated[
     int | None,

@@ -30,17 +30,13 @@ Where = Annotated[
     str,
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
-Tables = Annotated[
-    list[str] | None,
-    typer.Argument(help="Table names such as rl/table1; a task name selects all its tables (default: all)."),
-]
 ScaleName = Annotated[
     str, typer.Option("--scale", "-s", help="Size of the experiment: smoke, quick, small or paper (`retable list`).")
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value. May be repeated.")]
 Rows = Annotated[
     list[str] | None,
-    typer.Option("--rows", metavar="LABEL", help="Run only rows with this label; `*` stands for any text. Repeatable."),
+    typer.Option("--rows", metavar="LABEL", help="Only rows with this label; `*` stands for any text. Repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TableNames = Annotated[
@@ -185,7 +181,12 @@ def runs(
 
 @runs_app.command()
 def pack(
-    tables: Tables = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Table names such as rl/table1; a task name selects all its tables (default: all that were requested)."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the bundle here.")] = Path(
         "results.bundle"
     ),
@@ -203,8 +204,6 @@ def pack(
     as_json: Json = False,
 ) -> None:
     """Pack the finished runs, combinations and measurements that fill tables into one file, without weights.
-
-    Without tables, those are packed that were requested at --scale.
 
     Examples: `retable runs pack rl/figure1 --scale small --out rl.bundle` · `retable runs pack --scale paper --resume`
     """
