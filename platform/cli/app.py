@@ -710,7 +710,7 @@ def new(
     for label in written.unwritten:
         say(f"not run yet: the row {label!r}; say in tables.py what it changes")
     for header in written.unmeasured:
-        say(f"not measured yet: {header!r}; let `evaluate` in learner.py return it")
+        say(f"not measured yet: {header!r}; let `all_metrics` in metrics.py return it")
     console.print("next:")
     if not written.is_found:
         console.print(f"  export RETABLE_TASKS={shlex.quote(str(written.folder.parent.absolute()))}", markup=False)

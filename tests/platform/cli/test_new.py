@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from retable.platform.cli.app import app
-from retable.platform.cli.new import check_name, constant, write_task
+from retable.platform.cli.new import PARTS, check_name, constant, write_task
 from retable.platform.cli.published import Line, digits, number, read_published
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
@@ -23,13 +23,6 @@ Baseline,linear,61.2 ± 0.3,-,linear,
 **Ours**,MLP,"1,095.1",0.12,perceptron,16
 Ours large,MLP,\textbf{97.5},1.20,perceptron,64
 """
-
-
-PARTS = (
-    *("__init__", "task", "config", "data", "model", "losses", "learner", "metrics", "predict"),
-    *("tables", "claims", "scales", "export", "best", "answer"),
-)
-"""Files of a task that is written."""
 
 
 @pytest.fixture
