@@ -24,7 +24,7 @@ from retable.tasks.weather.w4c.preprocess import MASKED, RAIN, classify
 
 REGION, SHARD, RAINY = "roxi_0004", "test/2019/roxi_0004", (0.1, 0.25)
 FOLDER = code_root() / "tasks" / "weather" / "zoo"
-EXAMPLE = FOLDER / "example-generated-36.npz"
+EXAMPLE = FOLDER / "example" / "generated-36.npz"
 LEADS = {"all": slice(None), "15 minutes": slice(1), "4 hours": slice(15, 16)}
 
 

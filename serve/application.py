@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,15 +37,19 @@ GPU_SHARE = 0.2
 """Of a GPU, where there is one: all tasks that use it fit on one."""
 
 
-def _servable(task: str) -> str:
-    try:
-        check_servable(task)
-    except UserError as error:
-        raise PydanticCustomError("task", "{why}", {"why": str(error).removeprefix("serve: ")}) from error
-    return task
+def _valid(check: Callable[[str], str | None]) -> AfterValidator:
+    """Let a field be what a check returns, or be refused in the words of its UserError."""
+
+    def valid(word: str) -> str:
+        try:
+            return check(word) or word
+        except UserError as error:
+            raise PydanticCustomError("word", "{why}", {"why": str(error).removeprefix("serve: ")}) from error
+
+    return AfterValidator(valid)
 
 
-Task = Annotated[str, AfterValidator(_servable)]
+Task = Annotated[str, _valid(check_servable)]
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,10 @@ class Deployment:
     """Whether it computes on a GPU, where there is one."""
     gets_models: bool = True
     """Whether it hears which models are served."""
+    searches: bool = False
+    """Whether it is made with the `index` of the arguments."""
+    has_jobs: bool = False
+    """Whether `JOBS` are beside it."""
 
     def options(self) -> Json:
         """Return the deployment's options for Serve."""
@@ -87,8 +95,8 @@ CLASSES = "retable.serve.deployments"
 INGRESS = Deployment("retable.serve.ingress.app.Ingress", cpus=0.2, ongoing=4096, gpu=False)
 DEPLOYMENTS: Mapping[str, Deployment] = {
     "weather": Deployment(f"{CLASSES}.weather.Forecasters", 0.5, ongoing=64, places=8, wait=20, queued=32),
-    "style": Deployment(f"{CLASSES}.style.Styles", 0.5, ongoing=64, places=8, wait=20, queued=32),
-    "audio": Deployment(f"{CLASSES}.audio.Retrieval", 0.4, ongoing=2048, places=64, wait=5, queued=256),
+    "style": Deployment(f"{CLASSES}.style.Styles", 0.5, ongoing=64, places=8, wait=20, queued=32, has_jobs=True),
+    "audio": Deployment(f"{CLASSES}.audio.Retrieval", 0.4, ongoing=2048, places=64, wait=5, queued=256, searches=True),
     "rl": Deployment(f"{CLASSES}.rl.Policies", 0.3, ongoing=2048, places=128, wait=5, queued=512, gpu=False),
 }
 OTHERS = Deployment(f"{CLASSES}.answers.Answers", 0.3, ongoing=64, places=4, wait=20, queued=32, gpu=False)
@@ -100,13 +108,6 @@ JOBS = Deployment(f"{CLASSES}.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, gets_m
 def deployment_of(task: str) -> Deployment:
     """Return how replicas of a task run."""
     return DEPLOYMENTS.get(task, OTHERS)
-
-
-def _host(word: str) -> str:
-    try:
-        return host_name(word)
-    except UserError as error:
-        raise ValueError(str(error)) from error
 
 
 class Arguments(BaseModel):
@@ -124,7 +125,7 @@ class Arguments(BaseModel):
     """Of recordings: what audio searches."""
     token_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
     """Of the token that requests need."""
-    hosts: tuple[Annotated[str, AfterValidator(_host)], ...] = ()
+    hosts: tuple[Annotated[str, _valid(host_name)], ...] = ()
     """Names under which the server answers; none: any."""
     wait_seconds: dict[Task, Annotated[float, Field(gt=0, le=120)]] = {}
     """That a request waits for its turn, by task; a task that is not named has its own, `DEPLOYMENTS`."""
@@ -186,7 +187,7 @@ def served(models: Sequence[Model]) -> dict[str, Json]:
 def reserved(tasks: Sequence[str], least: Mapping[str, int]) -> dict[str, float]:
     """Return the CPUs that the replicas of each deployment reserve that are always there."""
     named = {task: deployment_of(task) for task in tasks} | {"ingress": INGRESS}
-    if "style" in tasks:
+    if any(deployment_of(task).has_jobs for task in tasks):
         named["jobs"] = JOBS
     return {name: of.cpus * least.get(name, 1) for name, of in named.items()}
 
@@ -231,12 +232,12 @@ def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapp
 
     handles: dict[str, object] = {}
     for task in arguments.tasks:
-        more, of = (arguments.index,) if task == "audio" else (), deployment_of(task)
-        more = more if task in DEPLOYMENTS else (task,)
+        of = deployment_of(task)
+        given = {"index": arguments.index} if of.searches else {}
         wait = arguments.wait_seconds.get(task, of.wait)
-        handles[task] = made(task, of).bind(storage, *more, places=of.places, wait=wait)
-    if "style" in arguments.tasks:
-        handles["jobs"] = made("jobs", JOBS).bind(storage)
+        handles[task] = made(task, of).bind(storage, task, **given, places=of.places, wait=wait)
+        if of.has_jobs:
+            handles["jobs"] = made("jobs", JOBS).bind(storage)
     made_ingress = made("ingress", INGRESS)
     limits = replace(LIMITS, client_requests=arguments.client_requests)
     gate = (arguments.token_sha256, arguments.hosts, limits, storage)

@@ -90,25 +90,22 @@ class Client:
 
     def models(self) -> list[Json]:
         """Return what is served, and where it is from."""
-        models: list[dict[str, object]] = json.loads(self.ask("GET", "/v1/models").body)
-        return models
+        return list(self._json("GET", "/v1/models"))
 
     def limits(self) -> Json:
         """Return what a request may hold."""
-        limits: dict[str, object] = json.loads(self.ask("GET", "/v1/limits").body)
-        return limits
+        return dict(self._json("GET", "/v1/limits"))
 
     def act(self, environment: str, observations: Array, seed: int = 0, model: str = "") -> Array:
         """Return an action for each observation: float32 (n, actions) for (n, states)."""
         body = json.dumps({"observations": np.asarray(observations, np.float32).tolist(), "seed": seed}).encode()
-        answer = self.ask("POST", f"/v1/rl/{_part(environment)}", {"model": model}, body)
-        return np.array(json.loads(answer.body)["actions"], np.float32)
+        answer = self._json("POST", f"/v1/rl/{_part(environment)}", {"model": model}, body)
+        return np.array(answer["actions"], np.float32)
 
     def episode(self, environment: str, seed: int = 0, steps: int = 200, model: str = "") -> Json:
         """Return the first steps of an episode that a policy plays: `return`, `rewards`, and `frames` to draw."""
         query = {"model": model, "seed": seed, "steps": steps}
-        played: dict[str, object] = json.loads(self.ask("POST", f"/v1/rl/{_part(environment)}/episode", query).body)
-        return played
+        return dict(self._json("POST", f"/v1/rl/{_part(environment)}/episode", query))
 
     def answer(self, task: str, name: str, file: bytes, called: str, model: str = "", **options: object) -> bytes:
         """Return the answer of a task beside the papers' to a file, as `retable predict` writes it.
@@ -165,7 +162,7 @@ class Client:
             ServeError: where the server refuses, or the job fails.
         """
         options = {"size": size, "strength": strength, "colours": colours, "steady": steady, "format": format}
-        answer = json.loads(self.ask("POST", f"/v1/style/{_part(style)}/video", options, video).body)
+        answer = self._json("POST", f"/v1/style/{_part(style)}/video", options, video)
         id = str(answer["id"])
         try:
             while answer["state"] in ("queued", "running"):
@@ -183,8 +180,7 @@ class Client:
 
     def job(self, id: str) -> Json:
         """Return how far a job is: `state`, `progress`, `frames` of `frames_total`, `seconds_left`."""
-        job: dict[str, object] = json.loads(self.ask("GET", f"/v1/jobs/{_part(id)}").body)
-        return job
+        return dict(self._json("GET", f"/v1/jobs/{_part(id)}"))
 
     def file(self, id: str) -> bytes:
         """Return the file that a job has made, in as many answers as it takes."""
@@ -202,7 +198,7 @@ class Client:
 
     def search(self, words: str, top: int = 10) -> list[Hit]:
         """Return the recordings that fit words best."""
-        answer = json.loads(self.ask("GET", "/v1/audio", {"q": words, "top": top}).body)
+        answer = self._json("GET", "/v1/audio", {"q": words, "top": top})
         return [Hit(**{**hit, "tags": tuple(hit.get("tags", ()))}) for hit in answer["hits"]]
 
     def recording(self, id: str) -> bytes:
@@ -211,7 +207,7 @@ class Client:
 
     def add_recording(self, recording: bytes, name: str = "") -> Added:
         """Put a recording, a WAV, FLAC, Ogg or MP3 file, among those that searches find; twice the same is one."""
-        return Added(**json.loads(self.ask("POST", "/v1/audio", {"name": name}, recording).body))
+        return Added(**self._json("POST", "/v1/audio", {"name": name}, recording))
 
     def forecast(
         self,
@@ -234,15 +230,11 @@ class Client:
 
     def tables(self) -> list[Json]:
         """Return which result tables were filled on the server's storage, in the papers' order."""
-        tables: list[dict[str, object]] = json.loads(self.ask("GET", "/v1/tables").body)
-        return tables
+        return list(self._json("GET", "/v1/tables"))
 
     def table(self, name: str, at: str = "") -> Json:
         """Return a result table with its claims: `name` as `rl/table1`, `at` as `tables` says."""
-        table: dict[str, object] = json.loads(
-            self.ask("GET", f"/v1/tables/{urllib.parse.quote(name)}", {"at": at}).body
-        )
-        return table
+        return dict(self._json("GET", f"/v1/tables/{urllib.parse.quote(name)}", {"at": at}))
 
     def ask(
         self,
@@ -256,7 +248,7 @@ class Client:
 
         Raises:
             ServeError: where the server refuses.
-            ConnectionError: where no server answers.
+            ConnectionError: where no server answers, or none within `timeout`, after which it is not asked again.
         """
         parameters = {key: value for key, value in (query or {}).items() if value != ""}
         target = f"{path}?{urllib.parse.urlencode(parameters, doseq=True)}" if parameters else path
@@ -268,9 +260,9 @@ class Client:
             last = attempt == self.tries - 1
             try:
                 answer = self._once(method, target, body, own)
-            except (ConnectionError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException) as error:
                 answer = None  # how long to wait, the one before does not say
-                if last:
+                if last or isinstance(error, TimeoutError):
                     raise ConnectionError(f"{self.url}: no answer ({type(error).__name__})") from error
             else:
                 if last or not answer.worth_another:
@@ -280,6 +272,11 @@ class Client:
         if answer.status >= 400:
             raise ServeError(answer.status, _detail(answer))
         return answer
+
+    def _json(
+        self, method: str, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
+    ) -> Any:
+        return json.loads(self.ask(method, path, query, body).body)
 
     def _once(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         place = urllib.parse.urlsplit(self.url)

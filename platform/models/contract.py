@@ -1,6 +1,7 @@
 """Contracts of a task whose runs are exported, selected, served and used for batch prediction.
 
-    tasks/<name>/export.py   write_export, read_export; one_of, if a file of its zoo holds several models
+    tasks/<name>/export.py   write_export, read_export; one_of, if a file of its zoo holds several models;
+                             served_as, if requests need more than the name of a model's file
     tasks/<name>/best.py     best, is_real
     tasks/<name>/answer.py   Options, SUFFIXES, target, answering
 
@@ -41,6 +42,9 @@ class Exporter(Protocol):
 
     def one_of(self, data: bytes, name: str, /) -> bytes:
         """Return an exported file of one model out of a file of several."""
+
+    def served_as(self, model: Any, name: str, /) -> tuple[str, str, Mapping[str, object]]:
+        """Return how requests name a model, its variant, and what `GET /v1/models` adds; `name` is its file's."""
 
 
 class Selector(Protocol):

@@ -15,9 +15,6 @@ from retable.platform.models import contract
 from retable.platform.spec import extras
 from retable.platform.spec.task import folder
 
-SUFFIXES = (".safetensors", ".rtsn")
-"""Of files that hold a model."""
-
 LONG = ("config", "metrics", "versions", "data_digest")
 """What a file says of itself and a list does not; the command stands for the config."""
 
@@ -25,13 +22,15 @@ LONG = ("config", "metrics", "versions", "data_digest")
 def zoo(task: str) -> dict[str, Path]:
     """Return the models in a task's zoo and their files, by name; the task is not imported for that.
 
-    A file that holds several names them in its metadata, as `models`.
+    Every file holds a model, but for notes (`.md`) and hidden files; folders hold other things. One of several models
+    names them in its metadata, as `models`.
 
     Raises:
         UserError: if there is no such task.
     """
     files = sorted((folder(task) / "zoo").glob("*"), key=lambda file: file.stem)
-    return {name: file for file in files if file.suffix in SUFFIXES for name in names(file)}
+    models = [file for file in files if file.is_file() and file.suffix != ".md" and not file.name.startswith(".")]
+    return {name: file for file in models for name in names(file)}
 
 
 def names(file: Path) -> list[str]:

@@ -161,14 +161,15 @@ def rank(scale: str) -> int:
 
 
 def in_order(parts: Sequence[FilledTable]) -> list[FilledTable]:
-    """Return sections by paper; the paper's own tables and figures, `table1` and `figure2`, before ours."""
+    """Return sections by paper: its own tables and figures before ours; large scales first, changed ones last."""
 
     def key(part: FilledTable) -> tuple[object, ...]:
         task, _, name = part.name.partition("/")
         own = re.fullmatch(r"(table|figure)(\d+)", name)
         paper = PAPERS.index(task) if task in PAPERS else len(PAPERS)
         place = ("figure table".index(own[1]) == 0, int(own[2]), "") if own else (True, 0, name)
-        return paper, task, own is None, place, rank(part.scale), json.dumps(dict(part.changes), default=str)
+        changes = bool(part.changes), json.dumps(dict(part.changes), default=str)
+        return paper, task, own is None, place, rank(part.scale), *changes
 
     return sorted(parts, key=key)
 

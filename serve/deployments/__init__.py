@@ -1,1 +1,1 @@
-"""One Ray Serve deployment a task, and what they share: model caches, videos as jobs, child processes."""
+"""One Ray Serve deployment a task, and what they share: their base, videos as jobs, child processes."""

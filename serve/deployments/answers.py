@@ -11,20 +11,16 @@ from retable.platform.config import override, parse_set
 from retable.platform.errors import UserError
 from retable.platform.models import contract
 from retable.platform.store.storage import Storage
-from retable.serve.deployments.line import Line
-from retable.serve.deployments.model_cache import ModelCache
+from retable.serve.deployments.served import Served
 from retable.serve.ingress.replies import Problem, Reply, returns_problems, wrong
 
 
-class Answers:
+class Answers(Served[contract.Exported]):
     """The models of one task, and what each makes of a file."""
 
     def __init__(self, storage: Storage, task: str, places: int, wait: float) -> None:
-        """Hold nothing yet; `places` requests are answered at once, others wait for `wait` seconds at most."""
+        super().__init__(storage, task, places, wait)
         self.answers = contract.answers(task)
-        self.models = ModelCache(task, storage, contract.exporter(task).read_export)
-        self.reconfigure = self.models.reconfigure
-        self.line = Line(places, wait)
 
     @returns_problems
     async def answer(self, sha256: str, name: str, settings: Sequence[str], body: bytes) -> Reply:
@@ -43,7 +39,7 @@ class Answers:
         return await self.line.run(lambda: asyncio.to_thread(self._answer, sha256, suffix, settings, body))
 
     def _answer(self, sha256: str, suffix: str, settings: Sequence[str], body: bytes) -> Reply:
-        model = self.models[sha256]
+        model = self.model(sha256)
         with TemporaryDirectory() as folder:
             source = Path(folder, f"request{suffix}")
             source.write_bytes(body)
@@ -54,9 +50,3 @@ class Answers:
                 raise Problem(422, str(error).replace(str(source), "the file")) from error
             media, _ = mimetypes.guess_type(self.answers.target(source, options))
         return Reply(data, media or "application/octet-stream")
-
-    async def ready(self, sha256s: Sequence[str]) -> Reply:
-        """Return nothing, once the models can be asked: only the task knows what a file of its own holds."""
-        for sha256 in sha256s:
-            await asyncio.to_thread(self.models.__getitem__, sha256)
-        return Reply(b"", "text/plain")

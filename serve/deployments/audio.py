@@ -3,18 +3,15 @@
 # No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
 import asyncio
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32
 from ray import serve
 
-from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.serve.deployments.line import Line
-from retable.serve.deployments.model_cache import ModelCache
 from retable.serve.deployments.recordings import folder_of, own_index, shown, take_in
+from retable.serve.deployments.served import Line, Served
 from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.ranges import send
 from retable.serve.ingress.replies import Problem, Reply, json_reply, returns_problems, wrong
@@ -48,22 +45,6 @@ def recordings(index: Index) -> dict[str, Path]:
     return {identity(file.path): index.folder / file.path for file in index.files}
 
 
-def _nearest_reply(index: Index, embedder: Embedder, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
-    """Return the recordings nearest to a vector of words, and how unusual that is (`p`, `verdict`; see `null.py`)."""
-    listed = search(index, vector, top)
-    hits = [
-        {
-            "id": identity(hit.file),
-            "file": shown(hit.file, index.folder),
-            "score": round(hit.score, 6),
-            "offset": hit.offset,
-            "tags": tags(hit.file),
-        }
-        for hit in listed
-    ]
-    return json_reply({"hits": hits, **judged(listed, p_value(index, listed, embedder))})
-
-
 class AudioIndex:
     """A pair of encoders, and the index that was made with it, as it lies there now."""
 
@@ -73,14 +54,37 @@ class AudioIndex:
         self.recordings = recordings(self.index)
 
     def refresh(self) -> None:
-        """Load what was added to the index since the last call."""
-        self._have(refresh(self.index))
+        """Load what was added to the index since the last call.
+
+        Raises:
+            Problem: where the index was made anew with another model.
+        """
+        try:
+            self._have(refresh(self.index))
+        except UserError as error:
+            raise Problem(503, "the index was made anew with another model; restart the server") from error
 
     def found(self, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
-        """Return the recordings nearest to a vector of words, as the model embeds them."""
+        """Return the recordings nearest to words, and how unusual that is (`p`, `verdict`; see `null.py`).
+
+        Args:
+            vector: the words', as the model embeds them.
+            top: recordings, at most.
+        """
         self.refresh()
-        refit = self.index.refit
-        return _nearest_reply(self.index, self.embedder, refit.apply(vector[None])[0] if refit else vector, top)
+        index, refit = self.index, self.index.refit
+        listed = search(index, refit.apply(vector[None])[0] if refit else vector, top)
+        hits = [
+            {
+                "id": identity(hit.file),
+                "file": shown(hit.file, index.folder),
+                "score": round(hit.score, 6),
+                "offset": hit.offset,
+                "tags": tags(hit.file),
+            }
+            for hit in listed
+        ]
+        return json_reply({"hits": hits, **judged(listed, p_value(index, listed, self.embedder))})
 
     def add(self, body: bytes, name: str, storage: Storage) -> Reply:
         """Add a recording, so that the next query finds it; one at a time.
@@ -88,11 +92,7 @@ class AudioIndex:
         Raises:
             Problem: where it is none that is taken.
         """
-        try:
-            folder = folder_of(storage)
-        except UserError as error:
-            raise Problem(501, "this server keeps no recordings: its storage is no folder") from error
-        index, kept, seconds = take_in(body, name, self.index, self.embedder, folder)
+        index, kept, seconds = take_in(body, name, self.index, self.embedder, folder_of(storage))
         self._have(index)
         file = indexed(index, kept)
         entry = {"id": identity(file), "file": shown(file, index.folder), "seconds": round(seconds, 3)}
@@ -103,23 +103,30 @@ class AudioIndex:
             self.index, self.recordings = index, recordings(index)
 
 
-class Retrieval:
+class Retrieval(Served[AudioIndex]):
     """Holds a pair of encoders, and maps the index that was made with it.
 
     Every replica may add to the index: the index lets one process write at a time, and all see what was written.
     """
 
-    def __init__(self, storage: Storage, index: str, places: int, wait: float):
-        self.storage, self.adding, self.line = storage, Line(1, wait), Line(places, wait)
+    def __init__(self, storage: Storage, task: str, index: str, places: int, wait: float) -> None:
+        super().__init__(storage, task, places, wait)
+        self.folder, self.adding = index, Line(1, wait)
 
-        def load(data: bytes, name: str) -> AudioIndex:
-            embedder = read_export(data, name).embedder()
-            shelf = AudioIndex(embedder, Path(index) if index else own_index(embedder, self.storage))
-            embedder.words(["ready"])  # what is made at the first use is made now
-            return shelf
+    def load(self, data: bytes, name: str) -> AudioIndex:
+        """Return the encoders in a file, with their index; what is made at the first use is made now."""
+        embedder = read_export(data, name).embedder()
+        index = AudioIndex(embedder, Path(self.folder) if self.folder else own_index(embedder, self.storage))
+        embedder.words(["ready"])
+        return index
 
-        self.shelves = ModelCache("audio", storage, load)
-        self.reconfigure = self.shelves.reconfigure
+    async def probe(self, model: AudioIndex) -> None:
+        """Embed a word; all models give the same answers."""
+        await self.batch("ready")
+
+    def any(self) -> AudioIndex:
+        """Return a model: all give the same answers, those that the index was made with."""
+        return next(iter(self.models.values()))
 
     @returns_problems
     async def search(self, words: str, top: int) -> Reply:
@@ -136,7 +143,7 @@ class Retrieval:
     @returns_problems
     async def recording(self, name: str, wanted: str) -> Reply:
         """Return a recording by its identity, or a range of its bytes."""
-        shelf = self.shelves.any()
+        shelf = self.any()
         if name not in shelf.recordings:
             await asyncio.to_thread(shelf.refresh)
         if name not in shelf.recordings:
@@ -148,15 +155,10 @@ class Retrieval:
     @returns_problems
     async def add(self, body: bytes, name: str) -> Reply:
         """Add a recording."""
-        return await self.adding.run(lambda: asyncio.to_thread(self.shelves.any().add, body, name, self.storage))
-
-    async def ready(self, sha256s: Sequence[str]) -> Reply:
-        """Embed a word, past all that wait; all models give the same answers."""
-        await self.batch("ready")
-        return Reply(b"", "text/plain")
+        return await self.adding.run(lambda: asyncio.to_thread(self.any().add, body, name, self.storage))
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, words: list[str]) -> list[tuple[AudioIndex, Float32[np.ndarray, " dimension"]]]:
         """Embed queries together, in a thread, so that health checks are answered meanwhile."""
-        shelf = self.shelves.any()
+        shelf = self.any()
         return [(shelf, vector) for vector in await asyncio.to_thread(shelf.embedder.words, words)]

@@ -13,8 +13,8 @@ R = TypeVar("R")
 def grouped(
     requests: Sequence[T],
     key: Callable[[T], Hashable],
-    size: Callable[[T], float] = lambda _: 0,
-    most: float = math.inf,
+    size: Callable[[T], float],
+    most: float,
 ) -> list[list[int]]:
     """Return the places of the requests that go together.
 
@@ -34,10 +34,14 @@ def grouped(
 
 
 def together(
-    requests: Sequence[T], shares: Sequence[Sequence[int]], answer: Callable[[Sequence[T]], Iterable[R]]
+    requests: Sequence[T],
+    answer: Callable[[Sequence[T]], Iterable[R]],
+    key: Callable[[T], Hashable],
+    size: Callable[[T], float] = lambda _: 0,
+    most: float = math.inf,
 ) -> list[R]:
-    """Return the answers to requests, in their order; `answer` computes those of one share."""
+    """Return the answers to requests, in their order; `answer` computes those that go together, see `grouped`."""
     answers: dict[int, R] = {}
-    for share in shares:
+    for share in grouped(requests, key, size, most):
         answers |= dict(zip(share, answer([requests[place] for place in share]), strict=True))
     return [answers[place] for place in range(len(requests))]

@@ -13,7 +13,8 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
@@ -22,16 +23,18 @@ from pydantic import TypeAdapter
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.serve.deployments.subprocess_call import ProgressProcess
-from retable.serve.deployments.video import MEDIA, NICE, Order, check, kind_of, paint
+from retable.serve.deployments.subprocess_call import FAULT, ProgressProcess
+from retable.serve.deployments.video import MEDIA, NICE, STARTS, UNKNOWN, Order, check, paint
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.ranges import send
-from retable.serve.ingress.replies import Json, Problem, Reply, json_reply, plain_line, returns_problems
+from retable.serve.ingress.replies import Json, Problem, Reply, json_reply, kind_of, plain_line, returns_problems
 
 FOLDER = "served/jobs"
 ID = re.compile(r"[A-Za-z0-9_-]{22}")
 """What jobs are called: 128 random bits."""
 OVER = ("done", "failed", "cancelled")
+CLEANING = 600.0
+"""Seconds between two looks for jobs that are too old, while none is painted."""
 CHECKING = 30.0
 """Seconds that a look at a header may take."""
 
@@ -118,7 +121,7 @@ class VideoQueue:
         """
         if not ID.fullmatch(id):
             raise Problem(404, "no such job")
-        kind = kind_of(body)
+        kind = kind_of(body, STARTS, UNKNOWN)
         with self.changed:
             if id in self.jobs:
                 return self._status(self.jobs[id])
@@ -130,6 +133,10 @@ class VideoQueue:
         job = Job(id=id, kind=kind, order=order)
         try:
             self._write(job, body)
+            try:
+                self._keep(job)
+            except UserError as error:
+                raise Problem(507, "there is no room for the video") from error
         except BaseException:
             shutil.rmtree(self.folder / id, ignore_errors=True)
             raise
@@ -138,7 +145,6 @@ class VideoQueue:
                 self.arriving -= 1
         with self.changed:
             self.jobs[id] = job
-            self._keep(job)
             self.changed.notify_all()
             return self._status(job)
 
@@ -175,11 +181,11 @@ class VideoQueue:
                 self._remove(job)
                 return
             before, job.state = job.state, "cancelled"
-            self._keep(job)
             if before == "running" and self.running:
                 self.running.end()
                 self.changed.wait_for(lambda: self.running is None, timeout=CHECKING)
             self._tidy(job)
+            self._keep(job)
 
     def _write(self, job: Job, body: bytes) -> None:
         """Write a video, and look at its header, one at a time."""
@@ -200,23 +206,33 @@ class VideoQueue:
 
     def _serve(self) -> None:
         """Process the waiting jobs one at a time, in order of arrival."""
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.closed or any(self._waiting()))
-                if self.closed:
-                    return
-                job = self._waiting()[0]
-                job.state = "running"
-                self._keep(job)
-                given = (self._source(job), self._target(job), job.order, str(self.storage), self.limits)
-                self.running = ProgressProcess(self.work, *given, nice=NICE)
+        while job := self._next():
             try:
-                self._watch(job, self.running)
-            except Exception:  # the next one is painted all the same
+                self._paint(job)
+            except Exception:  # such as a full disk; the next one is painted all the same
                 logging.getLogger("ray.serve").exception("a job failed")
+                with self.changed, suppress(OSError):
+                    self.running, job.state, job.detail = None, "failed", FAULT
+                    self.changed.notify_all()
+                    self._tidy(job)
 
-    def _watch(self, job: Job, running: ProgressProcess) -> None:
-        """Follow a job to its end."""
+    def _next(self) -> Job | None:
+        """Wait for a job, and remove old ones now and then; return None where the queue is closed."""
+        with self.changed:
+            while not (self.closed or self._waiting()):
+                self._clean()
+                self.changed.wait(CLEANING)
+            return None if self.closed else self._waiting()[0]
+
+    def _paint(self, job: Job) -> None:
+        """Paint the video of a job."""
+        with self.changed:
+            if self.closed or job.state != "queued":
+                return
+            job.state = "running"
+            self._keep(job)
+            given = (self._source(job), self._target(job), job.order, str(self.storage), self.limits)
+            running = self.running = ProgressProcess(self.work, *given, nice=NICE)
         state, detail = "done", ""
         try:
             for frames, total in running.progress(self.limits.job_seconds):
@@ -313,6 +329,15 @@ def _locked(path: Path) -> IO[bytes]:
     return file
 
 
+REPLIES: Mapping[str, Callable[..., Reply]] = {
+    "create": lambda job: json_reply(job, 202, (("Location", f"/v1/jobs/{job['id']}"),)),
+    "status": json_reply,
+    "file": lambda reply: reply,
+    "cancel": lambda _: Reply(b"", "application/json", 204),
+}
+"""Method of the queue -> what is replied with that which it returns."""
+
+
 class Jobs:
     """Answers for the jobs of a storage."""
 
@@ -324,31 +349,10 @@ class Jobs:
         except Problem as problem:  # it is said to whom asks
             logging.getLogger("ray.serve").warning(problem.detail)
 
-    async def create(self, id: str, body: bytes, order: Order) -> Reply | Problem:
-        """Add a video to the queue."""
-        place = (("Location", f"/v1/jobs/{id}"),)
-        return await self._answer(lambda desk: json_reply(desk.create(id, body, order), 202, place))
-
-    async def status(self, id: str) -> Reply | Problem:
-        """Return the status of a job."""
-        return await self._answer(lambda desk: json_reply(desk.status(id)))
-
-    async def file(self, id: str, wanted: str) -> Reply | Problem:
-        """Return the result of a job."""
-        return await self._answer(lambda desk: desk.file(id, wanted))
-
-    async def cancel(self, id: str) -> Reply | Problem:
-        """Cancel a job, or remove one that is over."""
-
-        def work(desk: VideoQueue) -> Reply:
-            desk.cancel(id)
-            return Reply(b"", "application/json", 204)
-
-        return await self._answer(work)
-
     @returns_problems
-    async def _answer(self, work: Callable[[VideoQueue], Reply]) -> Reply:
-        return await asyncio.to_thread(lambda: work(self._desk()))
+    async def call(self, method: str, *given: object) -> Reply:
+        """Return the answer of the queue's `create`, `status`, `file` or `cancel`."""
+        return await asyncio.to_thread(lambda: REPLIES[method](getattr(self._desk(), method)(*given)))
 
     def _desk(self) -> VideoQueue:
         if not self.storage.is_local:

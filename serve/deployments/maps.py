@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -15,9 +13,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from retable.platform.spec.arrays import Array
 from retable.serve.ingress.replies import Reply, wrong
+from retable.tasks.weather.answer import as_netcdf, packed
 from retable.tasks.weather.config import STEPS, View
 from retable.tasks.weather.metrics import MINUTES
-from retable.tasks.weather.tools.forecasts.netcdf import comment, export
 
 Format = Literal["npz", "netcdf", "png", "gif"]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -63,7 +61,9 @@ def written(forecast: Forecast, kind: Format, lead: int = 0) -> Reply:
     if kind == "npz":
         return Reply(packed(forecast.steps), "application/x-npz")
     if kind == "netcdf":
-        return Reply(netcdf(forecast), "application/x-netcdf")
+        times = None if forecast.time is None else np.array([forecast.time])
+        made = as_netcdf(forecast.steps[None], forecast.region, forecast.source, forecast.caution, times)
+        return Reply(made, "application/x-netcdf")
     file = io.BytesIO()
     if kind == "gif":
         first, *rest = (drawn(forecast, [place], SIDE) for place in range(len(forecast.steps)))
@@ -72,23 +72,6 @@ def written(forecast: Forecast, kind: Format, lead: int = 0) -> Reply:
         places = [lead // MINUTES - 1] if lead else range(len(forecast.steps))
         drawn(forecast, places, SIDE if lead else SMALL).save(file, "PNG")
     return Reply(file.getvalue(), f"image/{kind}")
-
-
-def packed(steps: Array) -> bytes:
-    """Return a forecast as npz: `probability` in steps of 1/200, and `minutes` of each lead time."""
-    file = io.BytesIO()
-    np.savez_compressed(file, probability=steps, minutes=MINUTES * np.arange(1, len(steps) + 1, dtype=np.int32))
-    return file.getvalue()
-
-
-def netcdf(forecast: Forecast) -> bytes:
-    """Return a forecast as the netCDF of `retable weather netcdf`; with times where that of the images is known."""
-    times = None if forecast.time is None else np.array([forecast.time])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "forecast.nc"
-        attributes = {"source": forecast.source, **comment(forecast.caution)}
-        export(path, forecast.steps[None], times=times, region=forecast.region, attributes=attributes)
-        return path.read_bytes()
 
 
 def drawn(forecast: Forecast, places: Sequence[int], side: int) -> Image.Image:

@@ -20,7 +20,7 @@ from retable.platform.errors import UserError
 from retable.platform.spec.task import folder as task_folder
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.replies import Problem
+from retable.serve.ingress.replies import Problem, kind_of
 from retable.tasks.audio.collect.files import SUFFIXES, duration, header
 from retable.tasks.audio.tools.embed.embedder import Embedder
 from retable.tasks.audio.tools.search.index import add, update
@@ -66,10 +66,10 @@ def folder_of(storage: Storage) -> Path:
     """Return the folder in which recordings are kept.
 
     Raises:
-        UserError: where the storage is no folder of this machine.
+        Problem: 501 where the storage is no folder of this machine.
     """
     if not storage.is_local:
-        raise UserError("audio: recordings are kept in a folder, and the storage is none")
+        raise Problem(501, "this server keeps no recordings: its storage is no folder")
     return Path((storage / FOLDER).root)
 
 
@@ -91,12 +91,15 @@ def take_in(
     Raises:
         Problem: where it is something else, broken or too long, or another process writes the index.
     """
-    suffix = suffix_of(body)
+    suffix = kind_of(body, STARTS, "the body is no recording that is known: WAV, FLAC, Ogg or MP3")
     kept = folder / f"{hashlib.sha256(body).hexdigest()}{suffix}"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".") as own:
         path = Path(own) / f"recording{suffix}"
-        path.write_bytes(body)
+        try:
+            path.write_bytes(body)
+        except OSError as error:
+            raise Problem(507, f"there is no room for the recording: {error.strerror}") from error
         try:
             seconds = length(path, limits)
             now = add(index, embedder, path, kept)
@@ -107,18 +110,6 @@ def take_in(
             raise Problem(400, detail) from error
     note(kept, name)
     return now, kept, seconds
-
-
-def suffix_of(body: bytes) -> str:
-    """Return how files are named that hold what a body holds.
-
-    Raises:
-        Problem: 415 where that is none of the four kinds that are taken.
-    """
-    for suffix, start in STARTS.items():
-        if re.match(start, body, re.DOTALL):
-            return suffix
-    raise Problem(415, "the body is no recording that is known: WAV, FLAC, Ogg or MP3")
 
 
 def length(path: Path, limits: Limits) -> float:

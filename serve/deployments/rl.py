@@ -5,17 +5,17 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float32
 from ray import serve
 
-from retable.platform.store.storage import Storage
-from retable.serve.deployments.batches import grouped, together
+from retable.platform.models.export import kept
+from retable.serve.deployments.batches import together
 from retable.serve.deployments.episodes import Stage, weight
-from retable.serve.deployments.line import Line
-from retable.serve.deployments.model_cache import ModelCache
+from retable.serve.deployments.served import Served
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, json_reply, returns_problems, wrong
 from retable.tasks.rl.config import View
@@ -65,14 +65,7 @@ def question(policy: Exported, body: bytes, limits: Limits = LIMITS) -> Question
     return Question(policy, rows, policy.noise(len(rows), View.samples, seed))
 
 
-def load(data: bytes, name: str) -> Exported:
-    """Read a policy's file, and ask it once: what is made at the first use is made now."""
-    policy = read_export(data, name)
-    answers([question(policy, ready(policy))])
-    return policy
-
-
-def ready(policy: Exported) -> bytes:
+def small(policy: Exported) -> bytes:
     """Return a body that a policy answers."""
     return json.dumps({"observations": [[0.0] * int(policy.info["states"])]}).encode()
 
@@ -100,7 +93,7 @@ def numbers(value: object, width: int, wanted: str) -> Rows:
 
 def answers(questions: Sequence[Question]) -> list[Rows]:
     """Return the actions of each question; those of one policy share its networks' passes."""
-    return together(questions, shares(questions), _actions)
+    return together(questions, _actions, lambda each: each.policy, lambda each: len(each.observations), ROWS)
 
 
 def _actions(questions: Sequence[Question]) -> list[Rows]:
@@ -112,38 +105,36 @@ def _actions(questions: Sequence[Question]) -> list[Rows]:
     return np.split(actions, ends[:-1])
 
 
-def shares(questions: Sequence[Question]) -> list[list[int]]:
-    """Return the places of questions that go together: of one policy, and of `ROWS` observations at most."""
-    return grouped(questions, lambda each: each.policy, lambda each: len(each.observations), ROWS)
-
-
-class Policies:
+class Policies(Served[Exported]):
     """Holds every policy that is served."""
 
-    def __init__(self, storage: Storage, places: int, wait: float):
-        self.policies = ModelCache("rl", storage, load)
-        self.reconfigure = self.policies.reconfigure
-        self.stage, self.line = Stage(), Line(places, wait)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.stage = Stage()
+
+    def load(self, data: bytes, name: str) -> Exported:
+        """Return the policy in a file, asked once: what is made at the first use is made now."""
+        policy = read_export(data, name)
+        answers([question(policy, small(policy))])
+        return policy
+
+    async def probe(self, model: Exported) -> None:
+        """Ask a policy for one action."""
+        await self.batch(question(model, small(model)))
 
     @returns_problems
     async def act(self, sha256: str, body: bytes) -> Reply:
         """Choose actions for the observations in a body."""
-        actions = await self.line.run(lambda: self.batch(question(self.policies[sha256], body)))
+        actions = await self.line.run(lambda: self.batch(question(self.model(sha256), body)))
         return json_reply({"actions": actions.tolist()})
 
     @returns_problems
     async def episode(self, sha256: str, seed: int, steps: int) -> Reply:
         """Play an episode, and tell how large the policy is that played it."""
-        policy = self.policies[sha256]
+        policy = self.model(sha256)
         summary = await self.stage.play(policy, seed, steps)
-        summary |= {**weight(policy), "bytes": len(await asyncio.to_thread(self.policies.file, sha256))}
-        return json_reply(summary, separators=(",", ":"))
-
-    async def ready(self, sha256s: Sequence[str]) -> Reply:
-        """Query each policy once, ahead of waiting requests."""
-        policies = [self.policies[sha256] for sha256 in sha256s]
-        await asyncio.gather(*(self.batch(question(policy, ready(policy))) for policy in policies))
-        return Reply(b"", "text/plain")
+        summary |= {**weight(policy), "bytes": len(await asyncio.to_thread(kept, self.task, sha256, self.storage))}
+        return json_reply(summary)
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, questions: list[Question]) -> list[Rows]:

@@ -15,12 +15,10 @@ from PIL import Image
 from ray import serve
 
 from retable.platform.errors import UserError
-from retable.platform.store.storage import Storage
-from retable.serve.deployments.batches import grouped, together
-from retable.serve.deployments.line import Line
-from retable.serve.deployments.model_cache import ModelCache
+from retable.serve.deployments.batches import together
+from retable.serve.deployments.served import Served
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.replies import Problem, Reply, returns_problems
+from retable.serve.ingress.replies import Problem, Reply, kind_of, returns_problems
 from retable.tasks.style.export import read_export
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import Picture, Pixels
@@ -30,13 +28,12 @@ from retable.tasks.style.tools.pictures.stylise import BATCH_PIXELS, NetworkStyl
 BATCH, WAIT = 8, 0.01
 """Requests of one batch, and the seconds that the first of them waits for others."""
 KINDS = {
-    b"\x89PNG": "PNG",
-    b"\xff\xd8\xff": "JPEG",
-    b"GIF8": "GIF",
-    b"RIFF": "WEBP",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"BM": "BMP",
+    "PNG": rb"\x89PNG",
+    "JPEG": rb"\xff\xd8\xff",
+    "GIF": rb"GIF8",
+    "WEBP": rb"RIFF",
+    "TIFF": rb"II\*\0|MM\0\*",
+    "BMP": rb"BM",
 }
 """How files of pictures begin. Other decoders are never asked: some run programs, many were never attacked."""
 
@@ -72,9 +69,7 @@ def check(body: bytes, size: int, limits: Limits) -> None:
     Raises:
         Problem: 413 or 415.
     """
-    kind = next((kind for start, kind in KINDS.items() if body.startswith(start)), None)
-    if kind is None:
-        raise Problem(415, f"no picture: send {', '.join(sorted(set(KINDS.values())))}")
+    kind = kind_of(body, KINDS, f"no picture: send {', '.join(sorted(KINDS))}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of broken metadata
@@ -94,19 +89,15 @@ def check(body: bytes, size: int, limits: Limits) -> None:
 
 
 def paint(works: Sequence[StyleRequest]) -> list[Pixels]:
-    """Stylise photographs; those of one style and size together."""
-    return together(works, shares(works), _painted)
+    """Stylise photographs; those of one style and shape together, and of `BATCH_PIXELS` at most."""
 
+    def painted(works: Sequence[StyleRequest]) -> list[Pixels]:
+        return [result.pixels for result in works[0].style([work.pixels for work in works], nothing)]
 
-def _painted(works: Sequence[StyleRequest]) -> list[Pixels]:
-    return [result.pixels for result in works[0].style([work.pixels for work in works], nothing)]
+    def size(work: StyleRequest) -> int:
+        return math.prod(work.pixels.shape[:2])
 
-
-def shares(works: Sequence[StyleRequest], most: int = BATCH_PIXELS) -> list[list[int]]:
-    """Return the places of works that go together: of one network and shape, and of so many pixels at most."""
-    return grouped(
-        works, lambda work: (id(work.style), work.pixels.shape), lambda work: math.prod(work.pixels.shape[:2]), most
-    )
+    return together(works, painted, lambda work: (id(work.style), work.pixels.shape), size, BATCH_PIXELS)
 
 
 def finish(made: Pixels, photograph: Picture, strength: float, original: bool, kind: str) -> Reply:
@@ -124,17 +115,16 @@ def finish(made: Pixels, photograph: Picture, strength: float, original: bool, k
         return Reply(path.read_bytes(), f"image/{kind}")
 
 
-def load(data: bytes, name: str) -> NetworkStyle:
-    """Read a style's file."""
-    return read_export(data, name).style()
-
-
-class Styles:
+class Styles(Served[NetworkStyle]):
     """Holds every style that is served."""
 
-    def __init__(self, storage: Storage, places: int, wait: float):
-        self.styles, self.line = ModelCache("style", storage, load), Line(places, wait)
-        self.reconfigure = self.styles.reconfigure
+    def load(self, data: bytes, name: str) -> NetworkStyle:
+        """Return the style in a file."""
+        return read_export(data, name).style()
+
+    async def probe(self, model: NetworkStyle) -> None:
+        """Paint a small picture."""
+        await self.batch(StyleRequest(model, np.full((64, 64, 3), 128, np.uint8)))
 
     @returns_problems
     async def stylise(self, sha256: str, body: bytes, size: int, strength: float, original: bool, kind: str) -> Reply:
@@ -142,16 +132,10 @@ class Styles:
 
         async def painted() -> Reply:
             photograph = await asyncio.to_thread(decode, body, size)
-            made = await self.batch(StyleRequest(self.styles[sha256], photograph.pixels))
+            made = await self.batch(StyleRequest(self.model(sha256), photograph.pixels))
             return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
 
         return await self.line.run(painted)
-
-    async def ready(self, sha256s: Sequence[str]) -> Reply:
-        """Paint a small picture in each style, past all that wait."""
-        grey = np.full((64, 64, 3), 128, np.uint8)
-        await asyncio.gather(*(self.batch(StyleRequest(self.styles[sha256], grey)) for sha256 in sha256s))
-        return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, works: list[StyleRequest]) -> list[Pixels]:

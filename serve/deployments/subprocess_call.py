@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from retable.platform.errors import UserError
 
 T = TypeVar("T")
+FAULT = "a fault of the server's; its log says more"
 
 
 class IsolatedCall(Generic[T]):
@@ -105,7 +106,7 @@ def _tell(telling: Connection, nice: int, function: Callable[..., object], argum
         answer = UserError(str(error))
     except Exception:
         traceback.print_exc()  # for the log
-        answer = UserError("a fault of the server's; its log says more")
+        answer = UserError(FAULT)
     telling.send((True, answer))
 
 

@@ -6,7 +6,6 @@ does to FFmpeg, it does to them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from typing import Literal
 
 from retable.platform.errors import UserError
 from retable.serve.ingress.limits import Limits
-from retable.serve.ingress.replies import Problem
 
 FORMATS = {"mp4": "mov,mp4,m4a,3gp,3g2,mj2", "mkv": "matroska,webm", "avi": "avi"}
 """Suffix -> what FFmpeg calls the container. No other is opened: some are lists of other files, or of addresses."""
 STARTS = {"mp4": rb".{4}ftyp", "mkv": rb"\x1a\x45\xdf\xa3", "avi": rb"RIFF.{4}AVI "}
 """Suffix -> how such files begin."""
+UNKNOWN = "the body is no video that is known: MP4, MOV, Matroska, WebM or AVI"
 MEDIA = {"mp4": "video/mp4", "webm": "video/webm", "mkv": "video/x-matroska"}
 """Suffix of what is made -> its type."""
 BATCH_PIXELS = 1_000_000
@@ -43,18 +42,6 @@ class Order:
     steady: Literal["off", "statistics", "flow"] = "off"
     format: str = "mp4"
     """Suffix of what is made."""
-
-
-def kind_of(body: bytes) -> str:
-    """Return the suffix of files that hold what a body holds.
-
-    Raises:
-        Problem: 415 where that is none of the kinds that are taken.
-    """
-    for kind, start in STARTS.items():
-        if re.match(start, body, re.DOTALL):
-            return kind
-    raise Problem(415, "the body is no video that is known: MP4, MOV, Matroska, WebM or AVI")
 
 
 def check(tell: Callable[[object], None], path: Path, size: int, limits: Limits) -> tuple[int, str] | None:
@@ -122,8 +109,8 @@ def paint(
     import cv2
     import torch
 
+    from retable.platform.models.export import kept
     from retable.platform.store.storage import Storage
-    from retable.serve.launch.models import Model, read
     from retable.tasks.style.export import read_export
     from retable.tasks.style.tools.video.frames import probe, scaled
     from retable.tasks.style.tools.video.steady import Finish, Stylist, stylise_stream
@@ -139,8 +126,7 @@ def paint(
             raise UserError(f"it has more than {limits.video_frames} frames")
         tell((done, total))
 
-    style = Model(task="style", name="style", sha256=order.sha256)
-    network = read_export(read(style, Storage.open(storage)), "the style").network
+    network = read_export(kept("style", order.sha256, Storage.open(storage)), "the style").network
     clip = probe(source)
     width, height = scaled(clip.width, clip.height, order.size)
     stylist = Stylist(network, "float32", Finish(order.original, order.strength))

@@ -20,17 +20,15 @@ from ray import serve
 
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec.arrays import Array
-from retable.platform.store.storage import Storage
 from retable.serve.deployments import maps
-from retable.serve.deployments.batches import grouped, together
-from retable.serve.deployments.line import Line
-from retable.serve.deployments.model_cache import ModelCache
+from retable.serve.deployments.batches import together
+from retable.serve.deployments.served import Served
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Json, Problem, Reply, returns_problems, wrong
 from retable.tasks.weather.answer import NOT_NAMED
 from retable.tasks.weather.combine import majority_vote, mean_probability
 from retable.tasks.weather.config import View
-from retable.tasks.weather.export import Exported, read_export
+from retable.tasks.weather.export import Exported
 from retable.tasks.weather.predict import BATCH
 from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.w4c.layout import SATELLITE
@@ -135,31 +133,35 @@ def _from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> 
     return read
 
 
-def work(forecaster: Exported, region: str, body: bytes) -> ForecastRequest:
-    """Read and check a request, so that nothing in it can fail a batch.
+def work(forecasters: Sequence[Exported], region: str, body: bytes) -> list[ForecastRequest]:
+    """Read and check a request to forecasters, so that nothing in it can fail a batch; images of one shape once.
 
     Raises:
         Problem: which says what was got and what is wanted.
     """
-    try:
-        forecaster.forecaster.number(region)
-    except UserError as error:
-        regions = forecaster.config.regions
-        problem = wrong("region", repr(region)[:60], f"one of {', '.join(regions)}, which this climatology has seen")
-        raise (problem.having(nearest=nearest(region, regions).removeprefix("; ")) if region else problem) from error
-    shape = (forecaster.config.inputs, len(CHANNELS), forecaster.size, forecaster.size)
-    return ForecastRequest(forecaster, region, images_of(body, shape))
+    for forecaster in forecasters:
+        try:
+            forecaster.forecaster.number(region)
+        except UserError as error:
+            known = forecaster.config.regions
+            problem = wrong("region", repr(region)[:60], f"one of {', '.join(known)}, which this climatology has seen")
+            raise (problem.having(nearest=nearest(region, known).removeprefix("; ")) if region else problem) from error
+    images = {shape: images_of(body, shape) for shape in dict.fromkeys(map(shape_of, forecasters))}
+    return [ForecastRequest(forecaster, region, images[shape_of(forecaster)]) for forecaster in forecasters]
+
+
+def shape_of(forecaster: Exported) -> tuple[int, int, int, int]:
+    """Return the shape of the images that a forecaster reads."""
+    return forecaster.config.inputs, len(CHANNELS), forecaster.size, forecaster.size
 
 
 def forecasts(works: Sequence[ForecastRequest]) -> list[Array]:
     """Return the steps of each forecast, uint8 (leads, S, S); those of one model and region go together."""
-    shares = grouped(works, lambda each: (id(each.forecaster), each.region))
-    return together(works, shares, _steps)
 
+    def steps(works: Sequence[ForecastRequest]) -> Array:
+        return works[0].forecaster.steps(np.stack([each.images for each in works]), works[0].region)
 
-def _steps(works: Sequence[ForecastRequest]) -> Array:
-    """Return the forecasts of requests for one model and region."""
-    return works[0].forecaster.steps(np.stack([each.images for each in works]), works[0].region)
+    return together(works, steps, lambda each: (id(each.forecaster), each.region))
 
 
 @dataclass(frozen=True)
@@ -205,18 +207,18 @@ def moment(time: str) -> np.datetime64 | None:
         return None
     try:
         parsed = datetime.fromisoformat(time)
-    except ValueError as error:
+        plain = parsed.astimezone(UTC).replace(tzinfo=None) if parsed.tzinfo else parsed
+    except (ValueError, OverflowError) as error:
         raise wrong("time", repr(time)[:40], "ISO 8601, as 2019-06-01T12:00") from error
-    plain = parsed.astimezone(UTC).replace(tzinfo=None) if parsed.tzinfo else parsed
     return np.datetime64(plain, "m")
 
 
-class Forecasters:
+class Forecasters(Served[Exported]):
     """Holds every forecaster that is served."""
 
-    def __init__(self, storage: Storage, places: int, wait: float):
-        self.forecasters, self.line = ModelCache("weather", storage, read_export), Line(places, wait)
-        self.reconfigure = self.forecasters.reconfigure
+    async def probe(self, model: Exported) -> None:
+        """Forecast from images of zeros."""
+        await self.batch(ForecastRequest(model, model.config.regions[0], np.zeros(shape_of(model), np.float32)))
 
     @returns_problems
     async def forecast(self, sha256s: Sequence[str], body: bytes, region: str, options: Json) -> Reply:
@@ -226,9 +228,9 @@ class Forecasters:
         cautions: dict[str, None] = {}
 
         async def forecasts() -> list[Array]:
-            models = [await asyncio.to_thread(self.forecasters.__getitem__, sha256) for sha256 in sha256s]
+            models = [await asyncio.to_thread(self.model, sha256) for sha256 in sha256s]
             cautions.update(dict.fromkeys(str(model.about.get("data_caution", "")) for model in models))
-            works = [await asyncio.to_thread(work, model, region, body) for model in models]
+            works = await asyncio.to_thread(work, models, region, body)
             return await asyncio.gather(*(self.batch(each) for each in works))
 
         time = moment(wanted.time)
@@ -239,17 +241,6 @@ class Forecasters:
             joined(members, wanted), region or NOT_NAMED, source, time, " ".join(filter(None, cautions))
         )
         return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
-
-    async def ready(self, sha256s: Sequence[str]) -> Reply:
-        """Forecast from images of zeros by each forecaster, past all that wait."""
-        models = [self.forecasters[sha256] for sha256 in sha256s]
-        shapes = [(model.config.inputs, len(CHANNELS), model.size, model.size) for model in models]
-        zeros = [np.zeros(shape, np.float32) for shape in shapes]
-        parts = zip(models, zeros, strict=True)
-        await asyncio.gather(
-            *(self.batch(ForecastRequest(model, model.config.regions[0], images)) for model, images in parts)
-        )
-        return Reply(b"", "text/plain")
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, works: list[ForecastRequest]) -> list[Array]:

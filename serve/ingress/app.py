@@ -22,13 +22,13 @@ from retable.platform.store.storage import Storage
 from retable.serve.ingress import openapi
 from retable.serve.ingress.limits import Limits
 from retable.serve.ingress.metrics import Metrics
-from retable.serve.ingress.middleware import BodyReader, SecurityMiddleware, respond
+from retable.serve.ingress.middleware import Ask, BodyReader, SecurityMiddleware, respond
 from retable.serve.ingress.replies import Problem, Reply, wrong
-from retable.serve.ingress.routes import answers, audio, example, facts, jobs, pages, rl, style, tables, weather
-from retable.serve.ingress.routes.common import Ask
+from retable.serve.ingress.routes import answers, audio, facts, pages, rl, style, tables, weather
 from retable.serve.launch.models import Model, models_of
 
 ROUTES = {"rl": rl, "style": style, "audio": audio, "weather": weather}
+"""Of tasks that have more than `answers`."""
 TRIES = 4
 """How often a deployment is asked whose replica died: every request can be answered twice without harm."""
 
@@ -98,9 +98,14 @@ class Ingress:
         raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
 
 
+def routes_for(task: str) -> Any:
+    """Return the module that adds a task's routes, and says how to ask a model by `curl`."""
+    return ROUTES.get(task, answers)
+
+
 def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storage | None = None) -> FastAPI:
     """Return what is behind the gate: the routes of models, and the result tables of a storage, where one is named."""
-    app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None)
+    app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None, responses={"default": openapi.REFUSED})
     app.add_exception_handler(Problem, lambda request, error: respond(error))
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -109,14 +114,10 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storag
     pages.add(app)
     facts.add(app, models, ask, limits)
     tables.add(app, models, storage)
-    if forecasters := [model for model in models if model.task == "weather"]:
-        example.add(app, forecasters)
     for task in dict.fromkeys(model.task for model in models):
         own = [model for model in models if model.task == task]
-        ROUTES.get(task, answers).add(app, own, ask, bodies)
-    if any(model.task == "style" for model in models):
-        jobs.add(app, ask)
-    openapi.describe(app, models)
+        routes_for(task).add(app, own, ask, bodies)
+    openapi.describe(app)
     return app
 
 

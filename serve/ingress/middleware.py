@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import Request, Response
@@ -31,6 +31,10 @@ SAFE = {
 """Headers of every answer: the page is allowed its own origin alone, and nobody may frame it."""
 
 
+Ask = Callable[..., Awaitable[Reply | Problem]]
+"""Asks a task's deployment: task, method, arguments."""
+
+
 def respond(answer: Reply | Problem, model: Model | None = None) -> Response:
     """Return a deployment's reply as an HTTP response, with headers that identify the model."""
     reply = answer.reply() if isinstance(answer, Problem) else answer
@@ -38,8 +42,8 @@ def respond(answer: Reply | Problem, model: Model | None = None) -> Response:
     return Response(reply.body, reply.status, extra | dict(reply.headers), reply.media)
 
 
-PROBES = ("/-/healthz", "/-/readyz")
-"""What supervisors ask, by an address and without a token."""
+ALIVE, READY = "/-/healthz", "/-/readyz"
+"""What supervisors ask, by an address and without a token; a server that drains is alive, and not ready."""
 Answered = Callable[[str, str, int, float], None]
 """Is told of each answer: the route's path, the method, the status (0 where the client left before), and seconds."""
 
@@ -76,7 +80,7 @@ class SecurityMiddleware:
         self.busy += 1
         self.clients[client] += 1
         try:
-            if self.closing:
+            if self.closing and scope["path"].removeprefix(prefix) != ALIVE:
                 raise Problem(503, "the server is about to end").wait(5)
             self.check(scope["method"], scope["path"].removeprefix(prefix), headers)
             most = self.limits.client_requests
@@ -104,7 +108,7 @@ class SecurityMiddleware:
         Raises:
             Problem: 401, 403 or 421.
         """
-        if path in PROBES:
+        if path in (ALIVE, READY):
             return
         _check_host(headers.get("host", ""), self.hosts)
         if self.token and path.startswith("/v1/"):

@@ -1,22 +1,55 @@
-"""The parts of `GET /openapi.json` that routes do not declare: responses, problems, and examples."""
+"""What the server says of itself in `GET /openapi.json`, beyond what the signatures of its routes do."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Annotated
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Header, Query, Response
 
 from retable.serve.ingress.replies import PROBLEM, Json, Problem, wrong
 from retable.serve.launch.models import Model
 
+Variant = Annotated[str, Query(description="Which model, where several have the name: its variant or digest.")]
+SPAN = "One range of bytes: `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-LAST`; none: the whole file."
+Span = Annotated[str, Header(alias="Range", description=SPAN, json_schema_extra={"examples": ["bytes=0-999"]})]
 TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
-PROBLEM_SCHEMA = {
-    "type": "object",
+FILE = {"schema": {"type": "string", "format": "binary"}}
+
+
+def body_of(*media: str, example: object = None) -> Json:
+    """Return what OpenAPI says of a body that is read as it is."""
+    content = {kind: {"example": example, "schema": {"type": "object"}} if example else FILE for kind in media}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def named(models: Sequence[Model], *others: str) -> Json:
+    """Return what OpenAPI says of a parameter that names a model, or is one of some other words."""
+    names = list(dict.fromkeys(model.name for model in models))
+    return {"enum": sorted({*names, *others}), "examples": names[:1]}
+
+
+def object_of(optional: Json | None = None, **properties: object) -> Json:
+    """Return the schema of an object that has these properties, and perhaps optional ones."""
+    return {"type": "object", "required": list(properties), "properties": properties | (optional or {})}
+
+
+def json_of(schema: Json, example: object) -> Json:
+    """Return what OpenAPI says of an answer of JSON."""
+    return {"content": {"application/json": {"schema": schema, "example": example}}}
+
+
+def files(*media: str, ranged: bool = False) -> Json:
+    """Return options of a route that answers a file of one of these types, or a range of its bytes."""
+    content = {"content": dict.fromkeys(media, FILE)}
+    part = {206: {"description": "The bytes that were asked for", **content}} if ranged else {}
+    return {"response_class": Response, "responses": {200: content, **part}}
+
+
+ENTRIES = {"field": TEXT, "got": TEXT, "nearest": TEXT, "wanted": {"type": ["string", "integer"]}}
+PROBLEM_SCHEMA = object_of(ENTRIES, type=TEXT, title=TEXT, status=WHOLE, detail=TEXT) | {
     "description": "RFC 9457: one clear line in `detail`; of a wrong value also its field, what was got and wanted.",
-    "required": ["type", "title", "status", "detail"],
-    "properties": {name: TEXT for name in ("type", "title", "detail", "field", "got", "nearest")}
-    | {"status": WHOLE, "wanted": {"type": ["string", "integer"]}},
 }
 EXAMPLES = (
     Problem(401, "a token is needed: the header `Authorization: Bearer TOKEN`"),
@@ -25,129 +58,28 @@ EXAMPLES = (
     Problem(503, "rl has more to do than it can; try again in a moment").wait(1),
 )
 """What problems look like; every endpoint may answer any of them."""
-FILE = {"schema": {"type": "string", "format": "binary"}}
-
-
-def _object_of(**properties: object) -> Json:
-    """Return the schema of an object that has these properties."""
-    return {"type": "object", "required": list(properties), "properties": properties}
-
-
-ROWS = {"type": "array", "items": {"type": "array", "items": NUMBER}}
-ACTIONS = {"actions": [[0.12, 0.446, -0.783, -0.855, -0.294, -0.174]]}
-HITS = {
-    "hits": [{"id": "2b1c0a9d8e7f6a5b", "file": "rain/1-17367-A.ogg", "score": 0.412, "offset": 1.0, "tags": []}],
-    "p": 0.0156,
-    "verdict": "found",
-}
-TAGS = {"type": "array", "items": TEXT, "description": "category and name of a file named by the UCS"}
-HITS_SCHEMA: Json = _object_of(
-    hits={"type": "array", "items": _object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER, tags=TAGS)},
-    p={
-        "type": ["number", "null"],
-        "description": "how often words at random find as much; hits are listed in any case",
+REFUSED: Json = {
+    "description": "Refused",
+    "content": {
+        PROBLEM: {
+            "schema": {"$ref": "#/components/schemas/Problem"},
+            "examples": {str(each.status): {"value": json.loads(each.reply().body)} for each in EXAMPLES},
+        }
     },
-    verdict={"type": ["string", "null"], "enum": ["found", "doubtful", None]},
-)
-JOB = {
-    "id": "n0T6uE2jR4mXq8vLw1sYzA",
-    "state": "running",
-    "frames": 96,
-    "frames_total": 240,
-    "progress": 0.4,
-    "seconds_left": 31.5,
 }
-JOB_SCHEMA: Json = _object_of(
-    id=TEXT,
-    state={"type": "string", "enum": ["queued", "running", "done", "failed", "cancelled"]},
-    frames=WHOLE,
-    frames_total={"type": "integer", "description": "0: not known yet"},
-    progress=NUMBER,
-)
-JOB_SCHEMA["properties"] |= {
-    "ahead": WHOLE | {"description": "of a queued one: those before it"},
-    "seconds_left": NUMBER | {"description": "of a running one"},
-    "file": TEXT | {"description": "of one that is done: where it is"},
-    "notes": {"type": "array", "items": TEXT, "description": "of one that is done: what was lost"},
-    "detail": TEXT | {"description": "of one that failed: why"},
-}
-JOB_ANSWER = {"application/json": {"schema": JOB_SCHEMA, "example": JOB}}
-ANSWERS: dict[tuple[str, str], Json] = {
-    ("/v1/rl/{environment}", "post"): {"application/json": {"schema": _object_of(actions=ROWS), "example": ACTIONS}},
-    ("/v1/style/{style}", "post"): {"image/png": FILE, "image/jpeg": FILE},
-    ("/v1/audio", "get"): {"application/json": {"schema": HITS_SCHEMA, "example": HITS}},
-    ("/v1/audio/{id}", "get"): {"audio/*": FILE},
-    ("/v1/weather", "post"): dict.fromkeys(
-        ("application/x-npz", "application/x-netcdf", "image/png", "image/gif"), FILE
-    ),
-    ("/v1/weather/example", "get"): {"application/x-npz": FILE},
-    ("/v1/tables/{task}/{name}/picture", "get"): {"image/png": FILE},
-    ("/v1/style/{style}/video", "post"): JOB_ANSWER,
-    ("/v1/jobs/{id}", "get"): JOB_ANSWER,
-    ("/v1/jobs/{id}/file", "get"): {"video/mp4": FILE, "video/webm": FILE, "video/x-matroska": FILE},
-}
-"""Path and method -> what is answered. Routes that are not here say it themselves."""
-RANGED = ("/v1/audio/{id}", "/v1/jobs/{id}/file")
-"""Paths of files, of which a range of bytes can be asked for."""
-RANGE = {
-    "name": "Range",
-    "in": "header",
-    "description": "one range of bytes, `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-LAST`; none: the whole file",
-    "schema": TEXT,
-    "example": "bytes=0-999",
-}
+"""What OpenAPI says of a route's problems; FastAPI names none of its own where there is a `default`."""
 
 
-def describe(app: FastAPI, models: Sequence[Model]) -> None:
-    """Complete an application's OpenAPI document: responses, problems, and examples."""
+def describe(app: FastAPI) -> None:
+    """Complete an application's OpenAPI document by the schema of problems and the token."""
     plain = app.openapi
 
     def document() -> Json:
-        if app.openapi_schema is None:
-            documented = plain()
-            components = documented.setdefault("components", {})
-            components["schemas"] = {
-                name: schema
-                for name, schema in components.get("schemas", {}).items()
-                if name not in ("HTTPValidationError", "ValidationError")  # of FastAPI: ours are problems
-            } | {"Problem": PROBLEM_SCHEMA}
-            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-            documented["security"] = [{}, {"token": []}]  # whether it is needed, the server's host says
-            for path, operations in documented["paths"].items():
-                for method, operation in operations.items():
-                    _complete(operation, path, method, models)
-        return app.openapi_schema or {}
+        documented = plain()
+        components = documented.setdefault("components", {})
+        components["schemas"] = components.get("schemas", {}) | {"Problem": PROBLEM_SCHEMA}
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        documented["security"] = [{}, {"token": []}]  # whether it is needed, the server's host says
+        return documented
 
     app.openapi = document  # type: ignore[method-assign]
-
-
-def _complete(operation: Json, path: str, method: str, models: Sequence[Model]) -> None:
-    responses = operation["responses"]
-    responses.pop("422", None)
-    if (path, method) in ANSWERS:
-        good = next(status for status in responses if status.startswith("2"))
-        responses[good]["content"] = ANSWERS[path, method]
-        if path in RANGED:
-            responses["206"] = {"description": "The bytes that were asked for", "content": ANSWERS[path, method]}
-            operation.setdefault("parameters", []).append(RANGE)
-    examples = {str(each.status): {"value": json.loads(each.reply().body)} for each in EXAMPLES}
-    content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}}
-    responses["default"] = {"description": "Refused", "content": content}
-    names = {"environment": "rl", "style": "style"}
-    for parameter in operation.get("parameters", ()):
-        task = [*path.split("/"), "", ""][2] if parameter["name"] == "name" else names.get(parameter["name"])
-        served = [model.name for model in models if model.task == task]
-        if served and parameter["in"] in ("path", "query") and not path.startswith(("/v1/tables", "/v1/audio")):
-            parameter["example"] = served[0]
-            parameter["schema"] = _one_of(parameter["schema"], served)
-        if (path, parameter["name"]) == ("/v1/audio", "q"):
-            parameter["example"] = "a dog barks"
-        regions = [region for model in models if model.task == "weather" for region in model.about.get("regions", ())]
-        if (path, parameter["name"]) == ("/v1/weather", "region") and regions:
-            parameter["example"] = regions[0]
-            parameter["schema"]["examples"] = list(dict.fromkeys(regions))  # networks forecast any region
-
-
-def _one_of(schema: Json, words: Sequence[str]) -> Json:
-    """Return the schema of a parameter that takes one of some words, or is left out."""
-    return {name: value for name, value in schema.items() if name != "default"} | {"enum": sorted(set(words))}

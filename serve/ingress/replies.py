@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ParamSpec
@@ -29,14 +29,9 @@ class Reply:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-def json_reply(
-    content: object,
-    status: int = 200,
-    headers: tuple[tuple[str, str], ...] = (),
-    separators: tuple[str, str] | None = None,
-) -> Reply:
+def json_reply(content: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
     """Return plain values as JSON."""
-    return Reply(json.dumps(content, separators=separators).encode(), "application/json", status, headers)
+    return Reply(json.dumps(content, separators=(",", ":")).encode(), "application/json", status, headers)
 
 
 class Problem(Exception):
@@ -74,7 +69,20 @@ class Problem(Exception):
 
 def wrong(field: str, got: object, wanted: object) -> Problem:
     """Return the problem of a field that has another value or shape than is wanted."""
-    return Problem(422, f"{field}: got {got}, wanted {wanted}").having(field=field, got=str(got), wanted=str(wanted))
+    entries = {"field": plain_line(field), "got": plain_line(str(got)), "wanted": plain_line(str(wanted))}
+    return Problem(422, "{field}: got {got}, wanted {wanted}".format(**entries)).having(**entries)
+
+
+def kind_of(body: bytes, starts: Mapping[str, bytes], refusal: str) -> str:
+    """Return the kind of file that a body begins as; `starts`: kind -> a regular expression of its first bytes.
+
+    Raises:
+        Problem: 415 where it is none of them.
+    """
+    for kind, start in starts.items():
+        if re.match(start, body, re.DOTALL):
+            return kind
+    raise Problem(415, refusal)
 
 
 def returns_problems(

@@ -16,7 +16,7 @@ from functools import partial
 from pyarrow import fs
 
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest
-from retable.platform.report.html import PAPERS, rank
+from retable.platform.report.html import in_order
 from retable.platform.report.render import about, measured, number, remarks, state
 from retable.platform.report.results import Cell, FilledReplicate, FilledTable, slug_of
 from retable.platform.spec.table import Origin
@@ -43,14 +43,14 @@ class Tables:
     def listed(self) -> Reply:
         """Return what tables there are, in the papers' order, with the counts of their claims' verdicts."""
         entries = []
-        for part in sorted(self.parts(), key=place):
+        for part in in_order(self.parts()):
             claims = dict(Counter(claim.status for claim in part.claims))
             entries.append(self.heading(part) | {"filled": part.filled, "claims": claims})
         return self.reply(entries)
 
     def shown(self, name: str, at: str) -> Reply | Problem:
         """Return a table with its claims; `at`: the scale, with `listed`'s word for changes; empty: the largest."""
-        parts = sorted(self.parts(), key=place)
+        parts = in_order(self.parts())
         named = [part for part in parts if part.name == name]
         matches = [part for part in named if at in ("", _kept_at(part))]
         if not named:
@@ -61,7 +61,7 @@ class Tables:
 
     def picture(self, name: str, at: str) -> Reply | Problem:
         """Return the picture of a figure, PNG."""
-        for part in sorted(self.parts(), key=place):
+        for part in in_order(self.parts()):
             if self.storage and part.name == name and at in ("", _kept_at(part)) and self.drawn(part):
                 return Reply(self.storage.read(f"{FOLDER}/{slug_of(part)}.png"), "image/png")
         return Problem(404, f"no picture of {name!r} was drawn here; GET /v1/tables lists what there is")
@@ -77,7 +77,8 @@ class Tables:
         for file in sorted(files, key=lambda info: str(info.base_name)):
             name, stamp = str(file.base_name), (file.size, file.mtime_ns)
             if name.endswith(".json") and self.known.get(name, (None, None))[0] != stamp:
-                self.known[name] = stamp, read_table(self.storage, f"{FOLDER}/{name}")
+                table = read_table(self.storage, f"{FOLDER}/{name}") if file.size <= LARGEST else None
+                self.known[name] = stamp, table
             parts.append(self.known.get(name, (None, None))[1])
         return [part for part in parts if part]
 
@@ -146,14 +147,13 @@ class Tables:
 
 
 def read_table(storage: Storage, path: str) -> FilledTable | None:
-    """Return a kept table; nothing where the file is none, half of one, or too large to be one.
+    """Return a kept table; nothing where the file is none, or half of one.
 
     Raises:
         Unreachable: where the storage does not answer.
     """
     try:
-        data = storage.read(path)
-        return FilledTable.of_json(json.loads(data)["table"]) if len(data) <= LARGEST else None
+        return FilledTable.of_json(json.loads(storage.read(path))["table"])
     except Unreachable:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OSError, UserError):
@@ -163,21 +163,6 @@ def read_table(storage: Storage, path: str) -> FilledTable | None:
 def _kept_at(part: FilledTable) -> str:
     """Return what distinguishes tables of one name: the scale, and a digest of the changes."""
     return slug_of(part).removeprefix(part.name.replace("/", "-")).removeprefix("-")
-
-
-def place(part: FilledTable) -> tuple[object, ...]:
-    """Return a table's sort key: by task; tables before figures before ours; the largest scale first."""
-    task, _, name = part.name.partition("/")
-    kind, digits = re.sub(r"\d", "", name), re.sub(r"\D", "", name)
-    return (
-        PAPERS.index(task) if task in PAPERS else len(PAPERS),
-        {"table": 0, "figure": 1}.get(kind, 2),
-        int(digits[:9] or 0),
-        name,
-        rank(part.scale),
-        bool(part.changes),
-        _kept_at(part),
-    )
 
 
 def used(replicates: Sequence[FilledReplicate], cell: Cell) -> list[FilledReplicate]:

@@ -21,7 +21,6 @@ from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
 from retable.platform.spec.task import find_table, names
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.replies import Json
 from retable.serve.launch.models import Model, keep
 
 BRIEF = ("smoke", "quick")
@@ -84,9 +83,13 @@ def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
             raise UserError(f"--run names a run of {min(others)}, which is not among the tasks to serve; add it")
     else:
         tables = {task_of(name): name for name in wanted.best}
+        if twice := [name for name in wanted.best if tables[task_of(name)] != name]:
+            raise UserError(
+                f"--best {twice[0]}: {tables[task_of(twice[0])]} is of its task, too; name one table a task"
+            )
         if unknown := tables.keys() - set(wanted.tasks or servable()):
             raise UserError(f"--best {tables[min(unknown)]}: {min(unknown)} is not among the tasks to serve")
-        for task in wanted.tasks or list(tables) or [task for task in PAPERS if not missing(task)]:
+        for task in dict.fromkeys(wanted.tasks) or list(tables) or [task for task in PAPERS if not missing(task)]:
             own = [] if wanted.zoo else best_of(tables[task], storage) if task in tables else best(task, storage)
             models += own or _of_zoo(task, storage)
     models = with_index(models, wanted.index, wanted.anyway, storage)
@@ -108,7 +111,9 @@ def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Stora
     """
     others = [model for model in models if model.task != "audio"]
     own = [model for model in models if model.task == "audio"]
-    if index and own:
+    if index and not own:
+        raise UserError(f"--index {index}: no model of audio is served; name the task audio, too")
+    if index:
         made_with = import_module("retable.tasks.audio.tools.search.search").open_index(Path(index)).info["model"]
         own = [model for model in own if model.about.get("weights") == made_with]
         if not own:
@@ -221,39 +226,20 @@ def _of_zoo(task: str, storage: Storage) -> list[Model]:
 
 
 def of_file(task: str, name: str, data: bytes, why: str, storage: Storage) -> Model:
-    """Keep an exported file, by the names under which requests know it.
+    """Keep an exported file, by the names under which requests know it; without a name, also by its run's first digits.
 
     Raises:
         UserError: where the file is none of the task's.
     """
-    exported = contract.exporter(task).read_export(data, name or task)
-    place, variant = named(task, name, exported)
-    about = {**exported.about, **known(task, exported)}
-    return keep(data, storage, task=task, name=place, variant=variant, why=why, about=about)
-
-
-def known(task: str, exported: Any) -> Json:
-    """Return what is to be known of a file beyond what it says of itself: how to ask its model."""
-    if task == "audio":  # what tells whether an index was made with it
-        return {"weights": exported.fingerprint}
-    if task == "rl":
-        return {"states": int(exported.info["states"]), "actions": int(exported.info["actions"])}
-    return {} if task in PAPERS else {"files": sorted(contract.answers(task).SUFFIXES)}
-
-
-def named(task: str, name: str, exported: Any) -> tuple[str, str]:
-    """Return what requests call a model, and its variant: policies are known by their environment.
-
-    The variant of one that has no name is its run's first digits.
-    """
-    digits = str(exported.about.get("fingerprint", ""))[:8]
-    if task == "rl":
-        environment = str(exported.config.environment)
-        return environment, name.removeprefix(environment).strip("-_") or digits
-    if task == "style":
-        painted = "-".join(exported.about.get("paintings", ())) or "style"
-        return (name, "") if name else (painted, digits)
-    return (name or task, "" if name else digits)
+    exporter = contract.exporter(task)
+    exported = exporter.read_export(data, name or task)
+    if hasattr(exporter, "served_as"):
+        place, variant, facts = exporter.served_as(exported, name)
+    else:
+        place, variant, facts = name or task, "", {"files": sorted(contract.answers(task).SUFFIXES)}
+    if not name:
+        variant = variant or str(exported.about.get("fingerprint", ""))[:8]
+    return keep(data, storage, task=task, name=place, variant=variant, why=why, about={**exported.about, **facts})
 
 
 def runs_of(table: FilledTable) -> set[str]:

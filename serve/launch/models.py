@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +24,8 @@ HEADERS = {
     "Versions": "versions",
 }
 """Header -> what the file says of itself that every answer repeats, where it is known."""
+FEW = 8
+"""Models of one task that are told of, a line each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +45,6 @@ class Model:
     about: Mapping[str, Any] = field(default_factory=dict)
     """What the file says of itself, see `platform.models.export`; all of it may be absent."""
 
-    @property
-    def path(self) -> str:
-        """Where the file lies on the storage."""
-        return export.place_of(self.task, self.sha256)
-
-    def shown(self) -> Json:
-        """Return what `GET /v1/models` says."""
-        return asdict(self)
-
     def headers(self) -> dict[str, str]:
         """Return the headers of its answers."""
         name = f"{self.task}/{self.name}" + (f"/{self.variant}" if self.variant else "")
@@ -69,6 +62,15 @@ def describe(model: Model) -> str:
     return f"{name}: {'; '.join([model.why, *known, f'file {model.sha256[:8]}'])}"
 
 
+def some(models: Sequence[Model], line: Callable[[Model], str]) -> Iterator[str]:
+    """Yield a line for each of the first models of each task, and one for the rest: a storage may hold hundreds."""
+    for task in dict.fromkeys(model.task for model in models):
+        own = [model for model in models if model.task == task]
+        yield from (line(model) for model in own[:FEW])
+        if len(own) > FEW:
+            yield f"{task}: and {len(own) - FEW} more; GET /v1/models lists them"
+
+
 def header(value: object) -> str:
     """Return a value as a header holds it: one line of ASCII."""
     text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
@@ -78,15 +80,6 @@ def header(value: object) -> str:
 def keep(data: bytes, storage: Storage, **entries: Any) -> Model:
     """Write a file where replicas look for it, unless it is there; return its model."""
     return Model(sha256=export.keep(entries["task"], data, storage), **entries)
-
-
-def read(model: Model, storage: Storage) -> bytes:
-    """Return a model's file.
-
-    Raises:
-        UserError: where it is not there, or not the one that was exported.
-    """
-    return export.kept(model.task, model.sha256, storage)
 
 
 def config_of(models: Sequence[Model]) -> Json:

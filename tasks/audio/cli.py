@@ -191,6 +191,7 @@ def shell(
 
     Example: `retable audio shell --index sounds.index`
     """
+    import io
     import sys
 
     from retable.tasks.audio.tools.search.hits import lines, told
@@ -213,6 +214,8 @@ def shell(
     console.print(f"{place}: {opened.info['recordings']} recordings; {learnt}what is to be heard?", markup=False)
     hits: list[Hit] = []
     words = ""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not UTF-8 ends no shell
     for typed in sys.stdin:
         if not typed.strip():
             continue

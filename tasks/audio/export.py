@@ -153,3 +153,8 @@ def read_export(data: bytes, name: str) -> Exported | Clap:
         return Exported(said, override(Config(), renamed(fields)), tensors, name, anchors_of(anchors))
     except (UserError, ValueError) as error:
         raise UserError(f"{name}: {error}; {REMEDY}") from error
+
+
+def served_as(pair: Exported | Clap, name: str) -> tuple[str, str, dict[str, str]]:
+    """Return how requests name a pair of encoders; `weights` tells whether an index was made with it."""
+    return name or "audio", "", {"weights": pair.fingerprint}

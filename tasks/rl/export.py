@@ -112,6 +112,13 @@ def read_export(data: bytes, name: str) -> Exported:
     return Exported({**(run if isinstance(run, dict) else {}), **said}, config, info, weights, cast(Policy, policy))
 
 
+def served_as(policy: Exported, name: str) -> tuple[str, str, dict[str, int]]:
+    """Return the environment, by which requests name a policy, its variant such as `snip-95`, and its widths."""
+    environment = str(policy.config.environment)
+    widths = {key: int(policy.info[key]) for key in ("states", "actions")}
+    return environment, name.removeprefix(environment).strip("-_"), widths
+
+
 def write_policy(
     config: Config,
     info: Mapping[str, Any],

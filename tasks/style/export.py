@@ -69,6 +69,11 @@ def read_export(data: bytes, name: str) -> Exported:
     return Exported(said, transformer.read_bytes(data, name, painting=None))
 
 
+def served_as(style: Exported, name: str) -> tuple[str, str, dict[str, object]]:
+    """Return how requests name a style: by its file, else by its paintings."""
+    return name or "-".join(style.about.get("paintings", ())) or "style", "", {}
+
+
 def one_of(data: bytes, painting: str) -> bytes:
     """Return, of a file of several styles, a file of one, with what the whole says of itself.
 

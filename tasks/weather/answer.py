@@ -75,21 +75,31 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
         raise UserError(f"{source}: {error}; --set region= names one of them") from error
     steps = model.steps(frames, region)
     if options.format == "netcdf":
-        return as_netcdf(steps, region, source.name, str(model.about.get("data_caution", "")))
+        caution = str(model.about.get("data_caution", ""))
+        return as_netcdf(steps, region, f"retable predict weather, {source.name}", caution)
+    return packed(steps)
+
+
+def packed(steps: Array) -> bytes:
+    """Return forecasts (..., leads, S, S) as npz: `probability` in steps of 1/200, `minutes` of each lead time."""
     file = io.BytesIO()
-    np.savez_compressed(file, probability=steps, minutes=MINUTES * np.arange(1, steps.shape[1] + 1, dtype=np.int32))
+    np.savez_compressed(file, probability=steps, minutes=MINUTES * np.arange(1, steps.shape[-3] + 1, dtype=np.int32))
     return file.getvalue()
 
 
-def as_netcdf(steps: Array, region: str, name: str, caution: str = "") -> bytes:
-    """Return forecasts as the netCDF of `retable weather netcdf`; neither times nor places are in files of images.
+def as_netcdf(steps: Array, region: str, source: str, caution: str = "", times: Array | None = None) -> bytes:
+    """Return forecasts as the netCDF of `retable weather netcdf`.
 
-    `caution` says what the data that the forecaster was trained on do not show.
+    Args:
+        steps: uint8 (n, leads, S, S).
+        region: theirs.
+        source: which models made them, in words.
+        caution: what the data that the forecasters were trained on do not show.
+        times: of the last images, UTC, where they are known; neither times nor places are in files of images.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "forecast.nc"
-        attributes = {"source": f"retable predict weather, {name}", **comment(caution)}
-        export(path, steps, region=region, attributes=attributes)
+        export(path, steps, times=times, region=region, attributes={"source": source, **comment(caution)})
         return path.read_bytes()
 
 

@@ -112,6 +112,14 @@ def test_a_shell_answers_line_by_line(audio):
     assert lines[4].endswith("Rain &amp; wind, 1.wav") and len(lines) == 5
 
 
+def test_a_line_that_is_not_utf8_ends_no_shell(audio):
+    audio("index", "in", "--model", "one")
+    found = audio("shell", "--top", "1", typed=b"M\xfcnster\nsomething loud\n")
+    lines = [line for line in found.output.splitlines() if line]
+    assert found.exit_code == 0, found.output
+    assert lines[1].startswith("'M\\udcfcnster': not UTF-8; ") and lines[2].endswith("1:10  [red]Hund.wav")
+
+
 def test_hits_are_marked_and_written_as_pairs(audio):
     audio("index", "in", "--model", "one")
     found = audio("shell", typed="+1\nsomething loud\n+1\n-2\n+3\n?!\n+2\n")

@@ -98,6 +98,22 @@ def size_of(name, data, count=4):
     return name + size, name + (b"\xff" * 8 if count == 8 else bytes(4))
 
 
+def odd():
+    """Return a WAV of an odd number of bytes of sound, without the pad byte that should follow them."""
+    wav = sample("WAV", sound=chirp()[:-1], subtype="PCM_U8")
+    return wav[: wav.index(b"data") + 8 + 6 * RATE - 1]
+
+
+def notes(size=60_001):
+    """Return a chunk of notes of an odd size, without a pad byte."""
+    return (
+        b"bext"
+        + struct.pack("<I", size)
+        + b"recorded by a river; "[: size % 21]
+        + b"recorded by a river; " * (size // 21)
+    )
+
+
 SHORT = chirp(4.0)
 WHOLE = {
     "VBR MP3 without a Xing header": ("a.mp3", lambda: vbr(), 6),
@@ -141,6 +157,18 @@ WHOLE = {
         "a.wav",
         lambda: sample("WAV") + b"bext" + struct.pack("<I", 60_000) + bytes(60_000),
         6,
+    ),
+    "WAV with notes behind an odd sound without a pad byte": ("a.wav", lambda: odd() + notes(), 6),
+    "two WAVs joined without a pad byte": ("a.wav", lambda: odd() + sample("WAV", sound=SHORT), 10),
+    "two WAVs joined behind odd notes without a pad byte": (
+        "a.wav",
+        lambda: sample("WAV") + notes() + sample("WAV", sound=SHORT),
+        10,
+    ),
+    "two WAVs joined, the last without a size": (
+        "a.wav",
+        lambda: sample("WAV") + sizeless(sample("WAV", sound=SHORT)),
+        10,
     ),
     "WAV with a tag behind its sound": ("a.wav", lambda: sample("WAV") + b"TAG" + b"x" * 125, 6),
     "AIFF without a size": ("a.aiff", lambda: sample("AIFF").replace(*size_of(b"SSND", sample("AIFF"))), 6),
@@ -220,6 +248,15 @@ def test_bytes_behind_the_sound_that_are_no_samples_are_said(tmp_path):
     remarks = Remarks()
     assert sum(map(len, stream(tmp_path / "a.wav", remarks))) == pytest.approx(6 * 32_000, abs=1)
     assert remarks.lines() == ["200,000 bytes behind its sound are not heard"]
+
+
+def test_bytes_of_a_joined_wav_that_cannot_be_read_are_said(tmp_path):
+    """They were left out without a word."""
+    broken = sample("WAV", sound=SHORT).replace(b"fmt ", b"fnt ")
+    (tmp_path / "a.wav").write_bytes(sample("WAV") + broken)
+    remarks = Remarks()
+    assert sum(map(len, stream(tmp_path / "a.wav", remarks))) == pytest.approx(6 * 32_000, abs=1)
+    assert remarks.lines() == [f"{len(broken):,} bytes behind its sound are not heard"]
 
 
 def test_many_gaps_are_a_few_lines():

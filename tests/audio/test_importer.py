@@ -94,10 +94,14 @@ def test_a_list_of_exclusions_marks_what_it_names(layout, storage, tmp_path):
     free = next(
         e for e in read_recordings(place) if e.source.startswith("freesound:") and e.split == "training" and not e.leak
     )
-    (tmp_path / "list.csv").write_text(f"sound_id\n{free.source.removeprefix('freesound:')}\n")
+    (tmp_path / "list.csv").write_text(f"sound_id\n{free.source.removeprefix('freesound:')}\nrain\n1\n2\n")
     after = imported(layout[0], place, exclusions=[tmp_path / "list.csv"])
     assert after["leaks"] == before["leaks"] + 1
     assert read_recordings(place)[free.recording].leak
+    assert [line for line in place.read_json("remarks.json") if "list.csv" in line] == [
+        f"{tmp_path / 'list.csv'}: 1 of 4 values are no ids and exclude nothing; the first: 'rain'",
+        f"{tmp_path / 'list.csv'}: 1 of its 3 ids are of training recordings",
+    ]
 
 
 def test_own_recordings_become_a_data_set(storage, tmp_path):

@@ -131,7 +131,28 @@ def test_a_list_most_of_which_are_no_ids_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"excluded.csv: .*1 of 3 .*Rain on a roof.wav"):
         leaks.read_exclusions(table)
     table.write_text("id\nrain\n5\n\n6\n")  # a remark among ids
-    assert leaks.read_exclusions(table) == {"freesound:5", "freesound:6"}
+    said = []
+    assert leaks.read_exclusions(table, said.append) == {"freesound:5", "freesound:6"}
+    assert said == [f"{table}: 1 of 3 values are no ids and exclude nothing; the first: 'rain'"]
+
+
+def test_a_published_list_says_what_in_it_are_no_ids(tmp_path):
+    said, listing = [], tmp_path / "list.json"
+    listing.write_text(json.dumps({"AudioSet": ["Yabcdefghijk.wav", "?", "Yabcdefghij"], "FreeSound": [7, "rain", 8]}))
+    wanted = {"youtube:abcdefghijk", "youtube:Yabcdefghij", "freesound:7", "freesound:8"}
+    assert leaks.read_exclusions(listing, said.append) == wanted
+    assert said == [f"{listing}: 2 of 6 values are no ids and exclude nothing; the first: '?'"]
+    listing.write_text(json.dumps({"FreeSound": ["rain", "wind", 8]}))
+    with pytest.raises(UserError, match=r"list.json: .*only 1 of 3 values .* 'rain' is none"):
+        leaks.read_exclusions(listing)
+
+
+@pytest.mark.parametrize("text", ['{"AudioSet": null}', '{"FreeSound": 7}', '{"FreeSound": {"a": 1}}', "[" * 100_000])
+def test_json_of_another_form_is_one_line(tmp_path, text):
+    (tmp_path / "list.json").write_text(text)
+    with pytest.raises(UserError, match=r"list.json: cannot be read as a list of exclusions") as caught:
+        leaks.read_exclusions(tmp_path / "list.json")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_table_with_other_ids_alone_is_refused(tmp_path):

@@ -15,7 +15,7 @@ from retable.platform.models import export
 from retable.serve import application
 from retable.serve.ingress.app import routes_of
 from retable.serve.ingress.limits import LIMITS
-from retable.serve.launch import address, choice, command, models
+from retable.serve.launch import address, choice, command, models, server
 
 NAME = "fifth"
 
@@ -94,7 +94,7 @@ def test_it_is_part_of_the_application_and_of_the_command(task, storage, monkeyp
     made = application.assemble(said, storage, application.served([model]))
     built = {each.name: each for each in build_app(made, name="retable").deployments}
     assert set(built) == {NAME, "ingress"} and built[NAME].init_args == (storage, NAME)
-    line = command.curl(model, address.Address("127.0.0.1", 8000))
+    line = server.curl(model, address.Address("127.0.0.1", 8000))
     assert line.endswith(f"--data-binary @FILE.csv 'http://127.0.0.1:8000/v1/{NAME}/perceptron?file=FILE.csv'")
     assert command.read_replicas([f"{NAME}=2"])[NAME] == 2
 

@@ -24,7 +24,7 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve import application
 from retable.serve.deployments import subprocess_call
-from retable.serve.launch import address, choice, command, models
+from retable.serve.launch import address, choice, command, models, server
 from tests.serve import toys
 from tests.terminal import Terminal
 
@@ -36,6 +36,7 @@ GOOD = {"tasks": ["rl"], "hosts": ["localhost"]}
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch):
     monkeypatch.setattr(application, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(server, "_leaving", threading.Event())  # `leave` sets it for good
 
 
 @pytest.fixture
@@ -121,15 +122,15 @@ def test_the_template_serves_the_zoo(tmp_path, monkeypatch):
     whole = ServeDeploySchema.model_validate(yaml.safe_load(TEMPLATE.read_text()))
     made = deployments(application.build(whole.applications[0].args))
     assert set(made) == {"weather", "style", "audio", "rl", "jobs", "ingress"}
-    (where,) = made["rl"][1]
-    assert str(where) == str(tmp_path / "results")  # replicas run elsewhere
+    where, task = made["rl"][1]
+    assert task == "rl" and str(where) == str(tmp_path / "results")  # replicas run elsewhere
     named = {model.name for model in models.models_of(made["ingress"][2])}
     assert {"great_wave", "HalfCheetah"} <= named
 
 
 def test_who_deploys_imports_neither_torch_nor_tasks_and_the_ingress_no_torch():
     code = "import sys, ray.serve, retable.serve.{}; print([n for n in sys.modules if n == 'torch' or '.tasks.' in n])"
-    for module in ("launch.command, retable.serve.application", "ingress.app"):
+    for module in ("launch.command, retable.serve.launch.server", "ingress.app"):
         ran = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code.format(module)], capture_output=True, text=True
         )
@@ -228,7 +229,7 @@ def test_a_hangup_chooses_again_and_says_what_changed(served, storage, monkeypat
 
 
 def test_sighup_is_heard_again_and_again():
-    with command.hangups() as heard:
+    with server.hangups() as heard:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGHUP)
         assert [heard.get(timeout=5) for _ in range(3)] == [signal.SIGHUP] * 3
@@ -236,8 +237,8 @@ def test_sighup_is_heard_again_and_again():
 
 @pytest.mark.parametrize(("received", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_before_the_server_is_open_ends_it_without_a_traceback(served, storage, monkeypatch, received, status):
-    monkeypatch.setattr(command, "start_ray", lambda interrupt, **options: interrupt(received, None))
-    with pytest.raises(SystemExit) as ended, command.serving(served, storage, HERE):
+    monkeypatch.setattr(server, "start_ray", lambda interrupt, **options: interrupt(received, None))
+    with pytest.raises(SystemExit) as ended, server.serving(served, storage, HERE):
         raise AssertionError("it was never open")
     assert ended.value.code == status
 
@@ -246,7 +247,7 @@ LOST = """
 import sys, time
 from pathlib import Path
 from retable.platform.console import console, errors
-from retable.serve.launch.command import hangups
+from retable.serve.launch.server import hangups
 with hangups():
     try:
         print("ready", flush=True)
@@ -269,7 +270,7 @@ def test_a_lost_terminal_ends_the_server_once_and_takes_no_more_output(tmp_path)
 
 
 def test_the_command_waits_for_hangups_while_ray_lives(monkeypatch):
-    monkeypatch.setattr(command, "WATCH", 0.01)
+    monkeypatch.setattr(server, "WATCH", 0.01)
     looks = [True, False, False, True, False, False, True]  # a moment's silence is none
 
     def connected():
@@ -279,17 +280,17 @@ def test_the_command_waits_for_hangups_while_ray_lives(monkeypatch):
         return looks.pop(0)
 
     heard = queue.SimpleQueue()
-    monkeypatch.setattr(command.ray_compat, "connected", connected)
-    assert command.hangup(heard)
+    monkeypatch.setattr(server.ray_compat, "connected", connected)
+    assert server.hangup(heard)
     looks = [True, False, False, False, True]
-    assert not command.hangup(heard) and looks == [True]
+    assert not server.hangup(heard) and looks == [True]
 
 
 @pytest.fixture
 def ray_ends(monkeypatch):
     """What is watched finds that Ray has ended, within a moment."""
-    monkeypatch.setattr(command, "WATCH", 0.02)
-    monkeypatch.setattr(command.ray_compat, "connected", lambda: False)
+    monkeypatch.setattr(server, "WATCH", 0.02)
+    monkeypatch.setattr(server.ray_compat, "connected", lambda: False)
     blocked = threading.Event()
     yield blocked
     blocked.set()
@@ -297,12 +298,12 @@ def ray_ends(monkeypatch):
 
 def test_what_is_watched_ends_with_ray_or_as_it_ends_itself(monkeypatch, ray_ends):
     with pytest.raises(SystemExit) as ended:
-        command.watched(ray_ends.wait)
+        server.watched(ray_ends.wait)
     assert ended.value.code == 1
-    monkeypatch.setattr(command.ray_compat, "connected", lambda: True)
-    assert command.watched(lambda: "done") == "done"
+    monkeypatch.setattr(server.ray_compat, "connected", lambda: True)
+    assert server.watched(lambda: "done") == "done"
     with pytest.raises(UserError, match="why"):
-        command.watched(lambda: refuse("why"))
+        server.watched(lambda: refuse("why"))
 
 
 def test_ray_is_watched_while_the_server_starts(monkeypatch, ray_ends, served, storage):
@@ -315,9 +316,9 @@ def test_ray_is_watched_while_the_server_starts(monkeypatch, ray_ends, served, s
         "deploy": lambda *_: ray_ends.wait(20),
         "leave": left.append,
     }.items():
-        monkeypatch.setattr(command, name, stub)
+        monkeypatch.setattr(server, name, stub)
     monkeypatch.setattr("ray.serve.start", lambda **_: None)
-    with pytest.raises(SystemExit) as ended, command.serving(served, storage, HERE):
+    with pytest.raises(SystemExit) as ended, server.serving(served, storage, HERE):
         pytest.fail("it never was open")
     assert ended.value.code == 1 and left == [application.NAME]
 
@@ -335,14 +336,14 @@ def test_ray_is_watched_while_models_are_chosen_again(monkeypatch, ray_ends, ser
         yield None
 
     heard = [True, False]
-    for name, stub in {
-        "IsolatedCall": Chosen,
-        "serving": serving,
-        "hangup": lambda _: heard.pop(0),
-        "renew": lambda *_: ray_ends.wait(20),
-        "check_port": lambda *_: None,
-    }.items():
-        monkeypatch.setattr(command, name, stub)
+    for where, name, stub in (
+        (command, "IsolatedCall", Chosen),
+        (server, "serving", serving),
+        (server, "hangup", lambda _: heard.pop(0)),
+        (command, "renew", lambda *_: ray_ends.wait(20)),
+        (command, "check_port", lambda *_: None),
+    ):
+        monkeypatch.setattr(where, name, stub)
     here = {"host": "127.0.0.1", "port": 8000, "token_file": "", "allowed": (), "name": ""}
     with pytest.raises(SystemExit) as ended:
         command.run({}, storage.root, here, [], "")
@@ -358,13 +359,13 @@ def test_a_controller_that_is_silent_does_not_keep_the_command(monkeypatch):
         released.set()
 
     for name, stub in {"WATCH": 0.02, "PATIENCE": 0.1, "LAST": 0.1, "end": lambda _: released.wait(20)}.items():
-        monkeypatch.setattr(command, name, stub)
-    monkeypatch.setattr(command.os, "_exit", leave_at_once)
-    monkeypatch.setattr(command, "end_ray", lambda: None)
-    monkeypatch.setattr(command.ray_compat, "connected", lambda: True)
+        monkeypatch.setattr(server, name, stub)
+    monkeypatch.setattr(server.os, "_exit", leave_at_once)
+    monkeypatch.setattr(server, "end_ray", lambda: None)
+    monkeypatch.setattr(server.ray_compat, "connected", lambda: True)
     monkeypatch.setattr("ray.is_initialized", lambda: True)
     began = time.monotonic()
-    command.leave("retable")
+    server.leave("retable")
     assert codes == [1] and time.monotonic() - began < 10
 
 
@@ -378,7 +379,7 @@ def test_a_swap_that_ray_refuses_leaves_what_is_served(monkeypatch, served, stor
     monkeypatch.setattr(application, "assemble", lambda *_: None)
     arguments = application.arguments(served, storage, HERE, "")
     with pytest.raises(UserError, match=r"a deployment does not start: .") as refused:
-        command.deploy(HERE, arguments, storage, {}, served)
+        server.deploy(HERE, arguments, storage, {}, served)
     assert "\n" not in str(refused.value)
 
 
@@ -390,7 +391,7 @@ def test_a_proxy_that_does_not_start_is_one_line(monkeypatch):
 
     monkeypatch.setattr("ray.serve.start", given_up)
     with pytest.raises(UserError, match=r"its proxy does not start .*killed by") as refused:
-        command.listen(HERE)
+        server.listen(HERE)
     assert "\n" not in str(refused.value)
 
 
@@ -400,12 +401,12 @@ def test_a_cluster_that_does_not_answer_keeps_no_application_name(monkeypatch):
     def silent(name):
         raise TimeoutError
 
-    monkeypatch.setattr(command, "drain", lambda name: None)
-    monkeypatch.setattr(command, "cluster_address", lambda: "10.0.0.1:6379")
+    monkeypatch.setattr(server, "drain", lambda name: None)
+    monkeypatch.setattr(server, "cluster_address", lambda: "10.0.0.1:6379")
     monkeypatch.setattr("ray.serve.delete", silent)
-    monkeypatch.setattr(command.ray_compat, "release", released.append)
+    monkeypatch.setattr(server.ray_compat, "release", released.append)
     with pytest.raises(TimeoutError):
-        command.end("other")
+        server.end("other")
     assert released == ["other"]
 
 
@@ -453,23 +454,23 @@ def test_who_joins_a_cluster_serves_at_its_address_or_is_told_who_is_there(
     there, holder, applications, why, monkeypatch
 ):
     released = []
-    monkeypatch.setattr(command, "cluster_address", lambda: "head:6379")
-    monkeypatch.setattr(command.ray_compat, "serve_address", lambda: there)
-    monkeypatch.setattr(command.ray_compat, "claim", lambda name, url: holder)
-    monkeypatch.setattr(command.ray_compat, "release", released.append)
+    monkeypatch.setattr(server, "cluster_address", lambda: "head:6379")
+    monkeypatch.setattr(server.ray_compat, "serve_address", lambda: there)
+    monkeypatch.setattr(server.ray_compat, "claim", lambda name, url: holder)
+    monkeypatch.setattr(server.ray_compat, "release", released.append)
     monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications=applications))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1] if "listen" in why else 8000
-        monkeypatch.setattr(command, "check_port", address.check_port if "listen" in why else lambda host, port: None)
+        monkeypatch.setattr(server, "check_port", address.check_port if "listen" in why else lambda host, port: None)
         taken.listen()
         if why:
             with pytest.raises(UserError, match=why):
-                command.join(address.Address("127.0.0.1", port))
+                server.join(address.Address("127.0.0.1", port))
     if why:
         assert released == (["retable"] if "config file" in why else [])
     else:
-        assert command.join(HERE) == (HERE if there is None else address.Address(*there)) and not released
+        assert server.join(HERE) == (HERE if there is None else address.Address(*there)) and not released
 
 
 def refuse(text):

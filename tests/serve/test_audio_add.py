@@ -1,8 +1,10 @@
 """Recordings that are sent: what is taken, what is left behind, and what the next query finds."""
 
 import concurrent.futures
+import errno
 import io
 import json
+import shutil
 import socket
 
 import numpy as np
@@ -15,10 +17,10 @@ from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.deployments import recordings
 from retable.serve.deployments.audio import AudioIndex
-from retable.serve.deployments.recordings import shown, suffix_of, take_in
+from retable.serve.deployments.recordings import STARTS, shown, take_in
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.replies import Problem, Reply
-from retable.serve.launch import address, choice, command, models
+from retable.serve.ingress.replies import Problem, Reply, kind_of
+from retable.serve.launch import address, choice, models, server
 from retable.tasks.audio.tools.search.index import update, writing
 from retable.tasks.audio.tools.search.search import open_index
 from tests.audio.tools.test_index import Toy, record, tone
@@ -58,6 +60,16 @@ def test_each_kind_is_known_by_what_it_holds(index, tmp_path, format, suffix):
     assert same == kept and again.info == now.info and shown(str(kept), tmp_path / "own") == "a b.txt"
 
 
+def test_a_disk_that_is_full_says_so(index, tmp_path, monkeypatch):
+    def full(path, body):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    assert refused(sound("low"), index, tmp_path / "kept") == (
+        507, "there is no room for the recording: No space left on device"
+    )  # fmt: skip
+
+
 def test_what_is_no_recording_leaves_nothing_behind(index, tmp_path):
     folder, before = tmp_path / "kept", (tmp_path / "index" / "index.json").read_bytes()
     whole = sound("low")
@@ -82,6 +94,15 @@ def test_what_is_no_recording_leaves_nothing_behind(index, tmp_path):
 recordings_add = recordings.add
 
 
+def test_an_index_that_was_made_anew_with_another_model_is_a_503(index, tmp_path):
+    shelf = AudioIndex(Toy(), index.out)
+    shutil.rmtree(index.out)
+    update(tmp_path / "own", index.out, Toy("b" * 64))
+    with pytest.raises(Problem, match="made anew with another model; restart the server") as caught:
+        shelf.found(Toy().words(["low"])[0], 1)
+    assert caught.value.status == 503
+
+
 def test_where_the_storage_is_a_bucket_the_recordings_of_the_task_are_searched_and_none_is_kept(tmp_path, monkeypatch):
     record(tmp_path / "shipped" / "bark.ogg", tone("low"))
     monkeypatch.setattr(recordings, "SHIPPED", tmp_path / "shipped")
@@ -101,7 +122,7 @@ def test_a_name_tells_nothing_of_where_a_recording_lies(tmp_path):
     assert shown(str(kept), tmp_path) == kept.name
     recordings.note(kept, "\n\x1b[1m/..\\" + "n" * 300)
     assert shown(str(kept), tmp_path) == "n" * recordings.LONGEST
-    assert suffix_of(b"RF64\0\0\0\0WAVE") == ".wav"
+    assert kind_of(b"RF64\0\0\0\0WAVE", STARTS, "") == ".wav"
 
 
 def test_the_route_reads_no_more_than_it_takes():
@@ -137,7 +158,7 @@ def test_a_fresh_machine_searches_and_what_is_added_is_found_also_after_a_restar
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = address.Address("127.0.0.1", free.getsockname()[1])
-    with command.serving(served, storage, where):
+    with server.serving(served, storage, where):
         client = Client(where.url)
         there = client.search("a dog barks", 50)
         assert len(there) == SHIPPED and all(hit.file.endswith(".ogg") for hit in there)
@@ -151,7 +172,7 @@ def test_a_fresh_machine_searches_and_what_is_added_is_found_also_after_a_restar
         with pytest.raises(ServeError, match="415"):
             client.add_recording(b"words")
         found = [(hit.id, hit.file) for hit in client.search("a siren wails", 50)]
-    with command.serving(served, storage, where):
+    with server.serving(served, storage, where):
         client = Client(where.url)
         assert sorted((hit.id, hit.file) for hit in client.search("a siren wails", 50)) == sorted(found)
         assert len(found) == SHIPPED + 6

@@ -92,8 +92,17 @@ def test_named_tables_exclude_runs_and_the_zoo(storage):
     for wanted in (choice.Wanted(best=["rl/table1"], zoo=True), choice.Wanted(best=["rl/table1"], runs=["ab"])):
         with pytest.raises(UserError, match="exclude each other"):
             choice.choose_models(wanted, storage)
+    with pytest.raises(UserError, match="--best rl/table1: rl/figure1 is of its task, too; name one table a task"):
+        choice.choose_models(choice.Wanted(best=["rl/table1", "rl/figure1"]), storage)
+    with pytest.raises(UserError, match="--index x: no model of audio is served"):
+        choice.choose_models(choice.Wanted(["style"], zoo=True, index="x"), storage)
     with pytest.raises(UserError, match="weather is not among the tasks to serve"):
         choice.choose_models(choice.Wanted(["rl"], best=["weather/table1"]), storage)
+
+
+def test_a_task_named_twice_is_served_once(storage):
+    models = choice.choose_models(choice.Wanted(["rl", "rl"], zoo=True), storage)
+    assert len({model.sha256 for model in models}) == len(models) > 1
 
 
 def test_a_run_says_which_cell_it_fills(storage):

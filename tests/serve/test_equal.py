@@ -56,7 +56,7 @@ def test_a_forecast_that_is_served_is_the_one_that_is_scored(run):
         seen = frames.satellite(window.series, window.satellite, window.satellite + made.config.inputs)
         body = io.BytesIO()
         np.savez_compressed(body, images=seen)
-        (served,) = weather.forecasts([weather.work(forecaster, region, body.getvalue())])
+        (served,) = weather.forecasts(weather.work([forecaster], region, body.getvalue()))
         answer = np.load(io.BytesIO(maps.packed(served)))["probability"]
         assert np.array_equal(answer, steps)
 

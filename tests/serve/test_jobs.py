@@ -15,12 +15,13 @@ import av
 import numpy as np
 import pytest
 
+from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.deployments import jobs, video
 from retable.serve.deployments.video import Order
 from retable.serve.ingress.limits import Limits
-from retable.serve.ingress.replies import Problem, Reply
+from retable.serve.ingress.replies import Problem, Reply, kind_of
 from retable.serve.launch.models import Model
 from tests.serve import test_parts as parts
 from tests.serve import toys, web
@@ -156,6 +157,42 @@ def test_what_fails_says_why_in_a_line_and_the_next_one_runs(desk, work, why):
     reach(at, create(at), "done")
 
 
+@pytest.mark.parametrize("state", ["running", "done"])
+def test_a_disk_that_is_full_fails_one_job_and_ends_no_queue(desk, monkeypatch, state):
+    """Whatever else than the painting fails: afterwards no video was painted any more, and this one ran for ever."""
+    at = desk()
+    keep, full = at._keep, [state]
+
+    def keeping(job):
+        if job.state in full:
+            full.clear()
+            raise UserError("there is no room")
+        keep(job)
+
+    monkeypatch.setattr(at, "_keep", keeping)
+    assert reach(at, create(at), "failed")["detail"] == "a fault of the server's; its log says more"
+    reach(at, create(at), "done")
+
+
+def test_a_disk_that_is_full_takes_no_video_and_keeps_no_cancelled_one_running(desk, monkeypatch):
+    at = desk(slow)
+    id = create(at)
+    while not at.status(id)["frames"]:
+        time.sleep(0.01)
+    process = at.running.process
+
+    def full(job):
+        raise UserError("there is no room")
+
+    monkeypatch.setattr(at, "_keep", full)
+    with pytest.raises(Problem, match="there is no room for the video") as refused:
+        create(at)
+    assert refused.value.status == 507 and list(at.jobs) == [id] and sorted(os.listdir(at.folder)) == [".lock", id]
+    with pytest.raises(UserError):
+        at.cancel(id)
+    assert not process.is_alive() and at.status(id)["state"] == "cancelled"
+
+
 def test_a_process_that_is_killed_is_a_job_that_failed(desk):
     at = desk(slow)
     id = create(at)
@@ -222,13 +259,25 @@ def test_old_jobs_go(desk, storage):
     at = desk(jobs_kept=2)
     ids = [create(at) for _ in range(3)]
     reach(at, ids[2], "done")
+    at.close()
     at.jobs[ids[2]].made -= 25 * 3600
     with pytest.raises(Problem, match="gone after a day"):
         at.status(ids[2])
     at._keep(at.jobs[ids[2]])
-    at.close()
     at = desk(jobs_kept=1)
     assert list(at.jobs) == [ids[1]] and sorted(os.listdir(at.folder)) == sorted([".lock", ids[1]])
+
+
+def test_old_jobs_go_though_nobody_asks(desk, monkeypatch):
+    monkeypatch.setattr(jobs, "CLEANING", 0.05)
+    at = desk()
+    id = create(at)
+    reach(at, id, "done")
+    at.jobs[id].made -= 25 * 3600
+    end = time.monotonic() + 10
+    while (at.folder / id).exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not (at.folder / id).exists() and not at.jobs
 
 
 @pytest.mark.parametrize("id", ["", "..", "../../etc/passwd", "a" * 21, "a" * 23, "a" * 21 + "/", "a" * 22 + "\n"])
@@ -283,7 +332,7 @@ def test_a_header_that_says_too_much_is_refused(desk, limits, size, why):
 )
 def test_kinds_are_known_by_what_they_hold(desk, format, codec, kind):
     body = clip(3, format=format, codec=codec, sound=False)
-    assert video.kind_of(body) == kind
+    assert kind_of(body, video.STARTS, "") == kind
     at = desk()
     assert reach(at, create(at, body), "done")
 
@@ -291,9 +340,9 @@ def test_kinds_are_known_by_what_they_hold(desk, format, codec, kind):
 async def stub(task, method, *arguments):
     """Answer as the jobs' deployment would."""
     asked.append((task, method, *arguments))
-    if method == "create":
-        return Reply(json.dumps({"id": arguments[0]}).encode(), "application/json", 202)
-    return Problem(404, "no such job") if arguments[0] == "unknown" else Reply(b"{}", "application/json")
+    if arguments[0] == "create":
+        return Reply(json.dumps({"id": arguments[1]}).encode(), "application/json", 202)
+    return Problem(404, "no such job") if arguments[1] == "unknown" else Reply(b"{}", "application/json")
 
 
 asked: list[tuple] = []
@@ -307,8 +356,8 @@ def test_routes_ask_the_jobs_and_check_what_they_are_asked(tmp_path):
     status, headers, _ = parts.ask(application, "POST", path + query, CLIP)
     assert status == 202 and headers["x-retable-model"] == "style/great_wave"
     wanted = Order(sha256="a" * 64, size=320, strength=0.5, original=True, steady="flow", format="webm")
-    (task, method, id, sent, order), = asked  # fmt: skip
-    assert (task, method, sent, order) == ("jobs", "create", CLIP, wanted) and jobs.ID.fullmatch(id)
+    (task, method, name, id, sent, order), = asked  # fmt: skip
+    assert (task, method, name, sent, order) == ("jobs", "call", "create", CLIP, wanted) and jobs.ID.fullmatch(id)
     for query in ("size=-1", "strength=nan", "steady=rock", "format=gif", "colours=red"):
         status, detail = parts.problem(parts.ask(application, "POST", f"{path}?{query}", CLIP))
         assert status == 422 and detail.startswith(query.partition("=")[0])
@@ -317,14 +366,15 @@ def test_routes_ask_the_jobs_and_check_what_they_are_asked(tmp_path):
     for method, path in (("GET", "some"), ("DELETE", "some"), ("GET", "some/file")):
         headers = [(b"range", b"bytes=1-2")]
         assert parts.ask(application, method, f"/v1/jobs/{path}", headers=headers)[0] == 200
-    assert asked == [("jobs", "status", "some"), ("jobs", "cancel", "some"), ("jobs", "file", "some", "bytes=1-2")]
+    assert {each[:2] for each in asked} == {("jobs", "call")}
+    assert [each[2:] for each in asked] == [("status", "some"), ("cancel", "some"), ("file", "some", "bytes=1-2")]
     assert parts.problem(parts.ask(application, "GET", "/v1/jobs/unknown")) == (404, "no such job")
     rl = web.application([Model(task="rl", name="Hopper", sha256="a" * 64)], stub)
     assert parts.ask(rl, "GET", "/v1/jobs/some")[0] == 404
 
 
 def test_a_storage_that_is_no_folder_takes_no_videos():
-    answer = asyncio.run(jobs.Jobs(Storage.open("memory://results")).status("a" * 22))
+    answer = asyncio.run(jobs.Jobs(Storage.open("memory://results")).call("status", "a" * 22))
     assert (answer.status, answer.detail) == (501, "this server takes no videos: its storage is no folder")
 
 
@@ -338,7 +388,7 @@ def test_jobs_are_one_deployment_where_styles_are_served():
 
 @pytest.mark.slow
 def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
-    from retable.serve.launch import address, choice, command
+    from retable.serve.launch import address, choice, server
     from retable.tasks.style.networks import transformer
     from retable.tasks.style.tools.video import steady
     from retable.tasks.style.tools.video.video import stylise_video
@@ -353,7 +403,7 @@ def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
     (tmp_path / "clip.mp4").write_bytes(body)
     stylist = steady.Stylist(transformer.find("great_wave"))
     stylise_video(tmp_path / "clip.mp4", tmp_path / "wanted.mp4", steady.stylise_stream(stylist))
-    with command.serving([wave], storage, where):
+    with server.serving([wave], storage, where):
         client, seen = Client(where.url), []
         made = client.stylise_video("great_wave", body, report=seen.append)
         assert seen[-1]["state"] == "done" and seen[-1]["frames"] == seen[-1]["frames_total"] == 24

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 
 import pytest
 
-from retable.serve.deployments.line import Line
+from retable.serve.deployments.served import Line
 from retable.serve.ingress.limits import Limits
 from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch import address
@@ -192,6 +192,13 @@ def test_probes_are_answered_without_a_token_and_by_any_name():
     headers = [(b"host", b"10.0.0.7:8000")]
     assert ask(application, "GET", "/-/healthz", headers=headers)[0] == 200
     assert ask(application, "GET", "/v1/models", headers=headers)[0] == 421
+
+
+def test_a_server_that_drains_is_alive_and_not_ready():
+    """A supervisor that was told that it is dead would kill it before what was begun is answered."""
+    application = made()
+    application.closing = True
+    assert [ask(application, "GET", path)[0] for path in ("/-/healthz", "/-/readyz", "/v1/models")] == [200, 503, 503]
 
 
 def test_it_is_ready_while_every_model_answers_and_asks_them_now_and_then():

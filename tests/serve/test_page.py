@@ -205,7 +205,7 @@ def test_a_forecast_is_scrubbed_beside_the_truth(opened):
     page = opened(reduced_motion="reduce")
     page.click("#take")
     page.wait_for_selector("#scrub:not([hidden])")
-    page.wait_for_selector("#foretold:has-text('sequence 2 of 16; 32 lead times of 15 minutes')")
+    page.wait_for_selector("#foretold:has-text('sequence 9 of 16; 32 lead times of 15 minutes')")
     steps, truth = web.steps()
 
     def iou(wet, rain):
@@ -456,7 +456,7 @@ def test_a_token_opens_the_page(browser, tmp_path):
 @pytest.mark.slow
 def test_the_zoo_on_ray_is_used_from_the_page(browser, opened, tmp_path):
     from retable.platform.store.storage import Storage
-    from retable.serve.launch import address, choice, command
+    from retable.serve.launch import address, choice, server
 
     storage = Storage.open(tmp_path / "results")
     web.keep(storage, web.table(), "weather-table1-smoke")
@@ -465,7 +465,7 @@ def test_the_zoo_on_ray_is_used_from_the_page(browser, opened, tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     where = address.Address("127.0.0.1", port)
-    with command.serving(models, storage, where):
+    with server.serving(models, storage, where):
         page = opened(where.url)
         page.set_default_timeout(60_000)
         page.click("#example")

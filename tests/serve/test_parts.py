@@ -5,11 +5,13 @@ import hashlib
 import io
 import json
 import re
+import socket
 import struct
 import threading
 import zlib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -17,14 +19,14 @@ import pytest
 from PIL import Image
 
 from retable.platform.errors import UserError
-from retable.platform.models import zoo
+from retable.platform.models import export, zoo
 from retable.platform.store.storage import Storage
 from retable.serve.client import Answer, Client, ServeError
-from retable.serve.deployments import rl, style, weather
+from retable.serve.deployments import rl, served, style, weather
 from retable.serve.ingress import app, middleware, ranges
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, plain_line, wrong
-from retable.serve.launch import address, choice, command, models
+from retable.serve.launch import address, choice, models, server
 from tests.serve import toys
 
 TOKEN = "0123456789abcdef"
@@ -148,13 +150,21 @@ def test_a_problem_names_field_got_and_wanted():
 
 def test_a_file_is_read_by_its_digest_or_not_at_all(storage):
     model = models.keep(b"weights", storage, task="rl", name="Hopper")
-    assert models.read(model, storage) == b"weights"
-    storage.write(model.path, b"others")
+    path = export.place_of("rl", model.sha256)
+    assert export.kept("rl", model.sha256, storage) == b"weights"
+    storage.write(path, b"others")
     with pytest.raises(UserError, match="not what was exported"):
-        models.read(model, storage)
-    storage.remove(model.path)
+        export.kept("rl", model.sha256, storage)
+    storage.remove(path)
     with pytest.raises(UserError, match="not there; run the same command again"):
-        models.read(model, storage)
+        export.kept("rl", model.sha256, storage)
+
+
+def test_a_problem_repeats_only_the_beginning_of_what_was_sent():
+    body = json.dumps({"observations": [], "x" * 1_000_000: 0}).encode()
+    with pytest.raises(Problem) as refused:
+        rl.question(POLICY, body)
+    assert len(refused.value.reply().body) < 2000
 
 
 POLICY = toys.policy(seed=0)
@@ -183,20 +193,22 @@ def test_observations_are_checked_before_they_join_a_batch(why):
     assert caught.value.status == BAD[why][1] and why.strip() in caught.value.detail
 
 
-def test_the_batch_changes_no_action():
+def test_the_batch_changes_no_action(monkeypatch):
     others = [POLICY, toys.policy(seed=1), toys.policy(seed=2, policy="bc")]
     draw = np.random.default_rng(0)
     asked = []
     for place in range(30):
         rows = draw.normal(size=(int(draw.integers(1, 40)), 4)).tolist()
         asked.append(rl.question(others[place % 3], json.dumps({"observations": rows, "seed": place}).encode()))
+    shares, act = [], rl._actions
+    monkeypatch.setattr(rl, "_actions", lambda some: shares.append(some) or act(some))
     together = rl.answers(asked)
+    monkeypatch.setattr(rl, "_actions", act)
     for question, found in zip(asked, together, strict=True):
         assert found.shape == (len(question.observations), 1)
         assert np.abs(found - rl.answers([question])[0]).max() <= 1e-5
-    shares = rl.shares(asked)
-    assert sorted(place for share in shares for place in share) == list(range(30)) and len(shares) < 15
-    assert all(len({id(asked[place].policy) for place in share}) == 1 for share in shares)
+    assert sorted(map(id, (each for share in shares for each in share))) == sorted(map(id, asked)) and len(shares) < 15
+    assert all(len({id(question.policy) for question in share}) == 1 for share in shares)
 
 
 def test_the_seed_draws_the_noise():
@@ -213,17 +225,23 @@ def picture(width=40, height=30, kind="PNG"):
     return stream.getvalue()
 
 
-def test_pictures_of_one_style_and_shape_go_together():
-    class Style:
-        pass
+def test_pictures_of_one_style_and_shape_go_together(monkeypatch):
+    shares = []
 
+    class Style:
+        def __call__(self, pictures, report):
+            shares.append((self, pictures[0].shape, len(pictures)))
+            return [SimpleNamespace(pixels=pixels) for pixels in pictures]
+
+    monkeypatch.setattr(style, "BATCH_PIXELS", 2400)
     wave, other = Style(), Style()
     small, large = np.zeros((30, 40, 3), np.uint8), np.zeros((40, 40, 3), np.uint8)
     works = [
         style.StyleRequest(*pair)
         for pair in [(wave, small), (other, small), (wave, large), (wave, small), (wave, small)]
     ]
-    assert style.shares(works, 2400) == [[0, 3], [4], [1], [2]]
+    assert [painted.shape for painted in style.paint(works)] == [work.pixels.shape for work in works]
+    assert shares == [(wave, small.shape, 2), (wave, small.shape, 1), (other, small.shape, 1), (wave, large.shape, 1)]
 
 
 BOMB = picture(10, 10).replace((10).to_bytes(4) * 2, (6000).to_bytes(4) * 2)
@@ -256,7 +274,7 @@ def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch):
 
 
 def test_every_kind_of_picture_is_read():
-    for kind in set(style.KINDS.values()):
+    for kind in style.KINDS:
         assert style.decode(picture(kind=kind), 20).pixels.shape == (15, 20, 3)
 
 
@@ -303,9 +321,9 @@ def test_a_mistake_in_what_to_serve_is_one_line(tasks, runs, zoo, why, storage):
 
 def test_the_zoo_is_exported_by_digest(storage):
     (model, *_) = choice.choose_models(choice.Wanted(["style"], zoo=True), storage)
-    assert models.read(model, storage) and storage.list("served/style") and model.about["licence"]
+    assert export.kept(model.task, model.sha256, storage) and storage.list("served/style") and model.about["licence"]
     assert "from the zoo" in models.describe(model)
-    assert command.curl(model, address.Address("127.0.0.1", 1)).startswith("curl -s --data-binary @photograph.jpg")
+    assert server.curl(model, address.Address("127.0.0.1", 1)).startswith("curl -s --data-binary @photograph.jpg")
 
 
 def test_a_port_that_is_taken_is_one_line():
@@ -378,6 +396,25 @@ def test_the_client_asks_for_as_long_as_the_page_says_whatever_pause_a_busy_serv
     assert len(waited) == 9 and sum(waited) >= float(seconds) and min(waited) >= float(asked or 0.2), said
 
 
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [(TimeoutError("timed out"), 1), (socket.gaierror("no such name"), 10), (OSError("no route"), 10)],
+)
+def test_a_server_that_cannot_be_reached_is_no_answer_whatever_the_network_says(monkeypatch, error, tries):
+    """One that is silent for the whole timeout is not asked again."""
+    asked = []
+    monkeypatch.setattr("retable.serve.client.time.sleep", lambda seconds: None)
+
+    class Away(Client):
+        def _once(self, *arguments):
+            asked.append(arguments)
+            raise error
+
+    with pytest.raises(ConnectionError, match=f"http://here: no answer .{type(error).__name__}"):
+        Away("http://here").models()
+    assert len(asked) == tries
+
+
 def test_the_client_says_why(monkeypatch):
     class Refusing(Client):
         def _once(self, *arguments):
@@ -391,7 +428,7 @@ def test_storage_of_the_served_is_the_storage(tmp_path):
     model = models.keep(
         b"x", Storage.open(tmp_path), task="rl", name="Hopper", variant="dense", about={"scale": "small"}
     )
-    assert model.path == f"served/rl/{model.sha256}" and (tmp_path / model.path).read_bytes() == b"x"
+    assert (tmp_path / "served/rl" / model.sha256).read_bytes() == b"x"
     assert models.choose([model], "hopper", "", "policy") is model
 
 
@@ -593,7 +630,7 @@ def test_the_openapi_document_says_what_is_answered_and_what_a_problem_is():
         assert set(problem_of["required"]) <= example["value"].keys() <= problem_of["properties"].keys()
         assert str(example["value"]["status"]) == status
     act = said["paths"]["/v1/rl/{environment}"]["post"]
-    assert act["parameters"][0]["example"] == "HalfCheetah"
+    assert act["parameters"][0]["schema"]["examples"] == ["HalfCheetah"]
     assert list(act["responses"]["200"]["content"]["application/json"]["example"]) == ["actions"]
     region = {each["name"]: each for each in said["paths"]["/v1/weather"]["post"]["parameters"]}["region"]
     assert region["schema"]["examples"] == ["boxi_0015"] and "enum" not in region["schema"]
@@ -601,23 +638,23 @@ def test_the_openapi_document_says_what_is_answered_and_what_a_problem_is():
     methods = [method for path in said["paths"].values() for method in path.values()]
     schemas = [each["schema"] for method in methods for each in method.get("parameters", ())]
     assert all(each.get("default") in (None, *each["enum"]) for each in schemas if "enum" in each)
-    assert region["example"] == "boxi_0015" and "image/png" in str(said["paths"]["/v1/style/{style}"])
+    assert "image/png" in str(said["paths"]["/v1/style/{style}"])
 
 
 @pytest.mark.parametrize(
-    ("module", "of", "held", "answer"),
+    ("module", "of", "answer"),
     [
-        (rl, rl.Policies, "policies", rl.answers),
-        (style, style.Styles, "styles", style.paint),
-        (weather, weather.Forecasters, "forecasters", weather.forecasts),
+        (rl, rl.Policies, rl.answers),
+        (style, style.Styles, style.paint),
+        (weather, weather.Forecasters, weather.forecasts),
     ],
 )
-def test_what_asks_whether_a_model_answers_is_a_question_that_it_can_answer(module, of, held, answer):
+def test_what_asks_whether_a_model_answers_is_a_question_that_it_can_answer(module, of, answer):
     task = module.__name__.rpartition(".")[2]
     name = sorted(zoo.zoo(task))[0]
-    load = weather.read_export if module is weather else module.load
     replica, asked = of.__new__(of), []
-    setattr(replica, held, {"a": load(zoo.read(task, name), name)})
+    replica.task = task
+    replica.models = {"a": replica.load(zoo.read(task, name), name)}
 
     async def batch(one):
         asked.append(one)
@@ -625,6 +662,29 @@ def test_what_asks_whether_a_model_answers_is_a_question_that_it_can_answer(modu
 
     replica.batch = batch
     assert asyncio.run(replica.ready(["a"])).status == 200 and len(asked) == 1
+
+
+def test_a_replica_holds_the_models_that_are_served_and_finds_others_while_it_is_told(storage):
+    class Toys(served.Served):
+        def load(self, data, name):
+            return data
+
+    kept = [models.keep(bytes([place]), storage, task="rl", name="Toy") for place in range(3)]
+    other, gone = (models.Model(task=task, name="Toy", sha256="0" * 64) for task in ("style", "rl"))
+
+    async def swaps():
+        toys = Toys(storage, "rl", 1, 1.0)
+        with pytest.raises(UserError, match="not there"):
+            await toys.reconfigure(models.config_of([gone]))
+        await toys.reconfigure(models.config_of([*kept[:2], other]))
+        assert list(toys.models.values()) == [b"\0", b"\1"] and (await toys.ready(list(toys.models))).status == 200
+        await toys.reconfigure(models.config_of([gone]))
+        assert list(toys.models.values()) == [b"\0", b"\1"]
+        assert toys.model(kept[2].sha256) == b"\2"
+        await toys.reconfigure(models.config_of(kept[1:2]))
+        assert list(toys.models) == [kept[1].sha256] and toys.model(kept[0].sha256) == b"\0"
+
+    asyncio.run(swaps())
 
 
 @pytest.mark.parametrize(

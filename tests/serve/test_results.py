@@ -164,6 +164,14 @@ def test_a_table_is_read_again_when_it_has_changed(storage, monkeypatch):
     assert json.loads(ask(made, "GET", "/v1/tables")[2]) == []
 
 
+def test_a_file_too_large_to_be_a_table_is_not_read(storage, monkeypatch):
+    web.keep(storage, web.table(), "weather-table1-smoke")
+    reads = []
+    monkeypatch.setattr(results, "LARGEST", 100)
+    monkeypatch.setattr(Storage, "read", lambda *where: reads.append(where) or b"")
+    assert got(storage, "/v1/tables") == reads == []
+
+
 def test_without_a_storage_there_are_no_tables():
     assert got(None, "/v1/tables") == []
 
@@ -171,7 +179,7 @@ def test_without_a_storage_there_are_no_tables():
 def test_the_example_is_one_that_a_forecaster_of_its_size_reads():
     made = web.application()
     status, headers, body = ask(made, "GET", "/v1/weather/example")
-    assert (status, headers["content-type"]) == (200, "application/x-npz") and len(body) <= 150_000
+    assert (status, headers["content-type"]) == (200, "application/x-npz") and len(body) <= 250_000
     with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
         assert np.array_equal(weather.images_of(body, (4, 11, 36, 36)), arrays["images"], equal_nan=True)
         assert arrays["truth"].shape == (32, 36, 36) and set(np.unique(arrays["truth"])) <= {0, 1, 2}

@@ -13,7 +13,7 @@ from PIL import Image
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
-from retable.serve.launch import address, command, models
+from retable.serve.launch import address, models, server
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.tools.pictures.batches import nothing
@@ -42,7 +42,7 @@ def client(tmp_path_factory):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     where = address.Address("127.0.0.1", port, TOKEN)
-    with command.serving(served, storage, where):
+    with server.serving(served, storage, where):
         yield Client(where.url, TOKEN)
 
 
@@ -123,4 +123,4 @@ def test_it_says_what_it_serves_and_what_it_accepts(client):
 
 def test_more_than_the_machine_has_is_refused(client):
     with pytest.raises(UserError, match=r"CPUs are wanted \(rl 99\)"):
-        command.check_cpus({"rl": 99})
+        server.check_cpus({"rl": 99})

@@ -14,7 +14,8 @@ import torch
 
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
-from retable.serve.launch import address, command, models
+from retable.serve.launch import address, models
+from retable.serve.launch.server import metrics_urls, serving
 from tests.serve import toys
 
 pytestmark = [
@@ -33,7 +34,7 @@ def server(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = address.Address("127.0.0.1", free.getsockname()[1])
-    with command.serving([made[0]], storage, where, replicas={"rl": 2, "ingress": 2}) as swap:
+    with serving([made[0]], storage, where, replicas={"rl": 2, "ingress": 2}) as swap:
         yield Client(where.url), made, swap
 
 
@@ -122,7 +123,7 @@ def test_replicas_that_are_killed_cost_no_request(server):
 def test_metrics_say_what_was_asked_and_what_is_served(server):
     import urllib.request
 
-    (url,) = command.metrics_urls()
+    (url,) = metrics_urls()
     deadline, text = time.monotonic() + 60, ""
     while "retable_requests" not in text and time.monotonic() < deadline:
         time.sleep(2)

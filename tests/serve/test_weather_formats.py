@@ -13,7 +13,7 @@ from PIL import Image
 from benchmarks.serve_fuzz import corpus, damaged
 from retable.platform.config import override
 from retable.serve.deployments import maps, weather
-from retable.serve.deployments.line import Line
+from retable.serve.deployments.served import Line
 from retable.serve.ingress.replies import Problem
 from retable.serve.ingress.routes.weather import members_of
 from retable.tasks.weather.export import Exported
@@ -93,8 +93,9 @@ def test_an_ensemble_is_that_of_the_tables():
 
 def test_times_are_of_the_world_and_what_is_none_is_a_problem():
     assert weather.moment("2019-06-01T12:00+02:00") == np.datetime64("2019-06-01T10:00") and weather.moment("") is None
-    with pytest.raises(Problem, match="ISO 8601"):
-        weather.moment("yesterday")
+    for never in ("yesterday", "0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"):  # these are beyond all years in UTC
+        with pytest.raises(Problem, match="ISO 8601"):
+            weather.moment(never)
 
 
 def test_members_are_named_each_once():
@@ -117,24 +118,34 @@ def test_networks_forecast_any_region_and_a_climatology_its_own(region):
         np.savez(file, images=np.zeros((4, 11, 12, 12), np.float32))
         if changes:
             with pytest.raises(Problem, match="climatology has seen") as refused:
-                weather.work(forecaster, region, file.getvalue())
+                weather.work([forecaster], region, file.getvalue())
             assert refused.value.status == 422 and "boxi_0015" in str(refused.value)
-            assert weather.work(forecaster, "boxi_0015", file.getvalue()).region == "boxi_0015"
+            assert weather.work([forecaster], "boxi_0015", file.getvalue())[0].region == "boxi_0015"
         else:
-            assert weather.work(forecaster, region, file.getvalue()).region == region
+            assert weather.work([forecaster], region, file.getvalue())[0].region == region
+
+
+def test_images_are_read_once_for_all_forecasters_of_a_size(monkeypatch):
+    read = []
+    monkeypatch.setattr(weather, "images_of", lambda body, shape: read.append(shape) or np.zeros(shape, np.float32))
+    sizes = (12, 12, 24)
+    forecasters = [Exported({}, config(), size, build(config(), size, config().regions).eval()) for size in sizes]
+    works = weather.work(forecasters, "boxi_0034", b"")
+    assert [each.images.shape[-1] for each in works] == list(sizes) and read == [(4, 11, 12, 12), (4, 11, 24, 24)]
+    assert [each.forecaster for each in works] == forecasters
 
 
 def test_several_forecasters_answer_one_request(monkeypatch):
     class Two:
         def __init__(self):
             about = {"data_caution": "Not real."}
-            self.forecasters = {name: SimpleNamespace(name=name, about=about) for name in "ab"}
+            self.model = {name: SimpleNamespace(name=name, about=about) for name in "ab"}.__getitem__
             self.line = Line(2, 1.0)
 
         async def batch(self, work):
             return STEPS // (1 if work == "a" else 2)
 
-    monkeypatch.setattr(weather, "work", lambda forecaster, region, body: forecaster.name)
+    monkeypatch.setattr(weather, "work", lambda forecasters, region, body: [each.name for each in forecasters])
     made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here", {"kind": "npz"}))
     found = np.load(io.BytesIO(made.body))
     assert np.array_equal(found["probability"], (STEPS.astype(int) + STEPS // 2) // 2) and found["minutes"][-1] == 480

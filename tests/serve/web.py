@@ -20,7 +20,7 @@ from retable.serve.ingress import app, middleware
 from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.ranges import span
 from retable.serve.ingress.replies import Problem, Reply
-from retable.serve.ingress.routes import example
+from retable.serve.ingress.routes.weather import EXAMPLE
 from retable.serve.launch.models import Model
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -38,7 +38,7 @@ MODELS = [
 
 def steps():
     """Return a forecast that is right at the first lead time, and has too much rain at the others."""
-    with np.load(example.FILE, allow_pickle=False) as arrays:
+    with np.load(EXAMPLE, allow_pickle=False) as arrays:
         truth = arrays["truth"]
     wet = truth == 1
     wet[1:, :, :9] = True

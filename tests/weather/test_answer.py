@@ -17,7 +17,7 @@ from retable.tasks.weather.export import Exported, read_export
 from retable.tasks.weather.model import build
 from tests.weather.toys import config
 
-EXAMPLE = Path(answer.__file__).parent / "zoo" / "example-generated-36.npz"
+EXAMPLE = Path(answer.__file__).parent / "zoo" / "example" / "generated-36.npz"
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Path, Query, Request, Response
 
-from retable.serve.ingress.middleware import BodyReader, respond
-from retable.serve.ingress.routes.common import Ask, Variant, body_of
+from retable.serve.ingress.middleware import Ask, BodyReader, respond
+from retable.serve.ingress.openapi import Variant, body_of, files, named
 from retable.serve.launch.models import Model, choose
 
 File = Annotated[str, Query(max_length=200, description="The file's name, whose suffix says what it is.")]
@@ -18,10 +18,10 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
     """Add `POST /v1/TASK/{name}` for the models of one task."""
     task = models[0].task
 
-    @app.post(f"/v1/{task}/{{name}}", openapi_extra=body_of("application/octet-stream"))
+    @app.post(f"/v1/{task}/{{name}}", openapi_extra=body_of("application/octet-stream"), **files("*/*"))
     async def answer(
         request: Request,
-        name: str,
+        name: Annotated[str, Path(json_schema_extra=named(models))],
         model: Variant = "",
         file: File = "",
         set: Set = [],  # noqa: B006
@@ -30,3 +30,9 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
         chosen = choose(models, name, model, "model")
         async with bodies.read(request, bodies.limits.file_bytes) as body:
             return respond(await ask(task, "answer", chosen.sha256, file, set, body), chosen)
+
+
+def curl(model: Model) -> tuple[str, str]:
+    """Return the options of a `curl` that asks a model, and the rest of its address."""
+    file = f"FILE{next(iter(model.about.get('files', ())), '')}"
+    return f" --data-binary @{file}", f"/{model.name}?file={file}"

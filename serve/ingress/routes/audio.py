@@ -6,17 +6,29 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from retable.serve.ingress.middleware import BodyReader, respond
-from retable.serve.ingress.routes.common import Ask, body_of
+from retable.serve.ingress.middleware import Ask, BodyReader, respond
+from retable.serve.ingress.openapi import NUMBER, TEXT, Span, body_of, files, json_of, object_of
 from retable.serve.launch.models import Model
+
+TAGS = {"type": "array", "items": TEXT, "description": "category and name of a file named by the UCS"}
+HIT = object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER, tags=TAGS)
+CHANCE = "how often words at random find as much; hits are listed in any case"
+VERDICT = {"type": ["string", "null"], "enum": ["found", "doubtful", None]}
+FOUND = {"id": "2b1c0a9d8e7f6a5b", "file": "rain/1-17367-A.ogg", "score": 0.412, "offset": 1.0, "tags": []}
+HITS = json_of(
+    object_of(
+        hits={"type": "array", "items": HIT}, p={"type": ["number", "null"], "description": CHANCE}, verdict=VERDICT
+    ),
+    {"hits": [FOUND], "p": 0.0156, "verdict": "found"},
+)
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
     """Add `GET` and `POST /v1/audio`, and `GET /v1/audio/{id}`."""
 
-    @app.get("/v1/audio")
+    @app.get("/v1/audio", responses={200: HITS})
     async def search(
-        q: Annotated[str, Query(min_length=1, max_length=bodies.limits.query_characters)],
+        q: Annotated[str, Query(min_length=1, max_length=bodies.limits.query_characters, examples=["a dog barks"])],
         top: Annotated[int, Query(ge=1, le=bodies.limits.hits)] = 10,
     ) -> Response:
         """Find recordings by words: the best of each first, with the second at which it begins."""
@@ -31,7 +43,12 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
         async with bodies.read(request, bodies.limits.sound_bytes) as body:
             return respond(await ask("audio", "add", body, name), models[0])
 
-    @app.get("/v1/audio/{id}")
-    async def recording(request: Request, id: str) -> Response:
+    @app.get("/v1/audio/{id}", **files("audio/*", ranged=True))
+    async def recording(id: str, span: Span = "") -> Response:
         """Return a recording that was found, or a range of its bytes."""
-        return respond(await ask("audio", "recording", id, request.headers.get("range", "")))
+        return respond(await ask("audio", "recording", id, span))
+
+
+def curl(model: Model) -> tuple[str, str]:
+    """Return the options of a `curl` that asks a model, and the rest of its address."""
+    return "", "?q=a+dog+barks&top=5"

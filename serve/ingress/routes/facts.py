@@ -10,8 +10,8 @@ from dataclasses import asdict
 from fastapi import FastAPI, Response
 
 from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.middleware import Ask
 from retable.serve.ingress.replies import Json, Problem
-from retable.serve.ingress.routes.common import Ask
 from retable.serve.launch.models import Model
 
 
@@ -51,7 +51,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None
     @app.get("/v1/models")
     def list_models() -> list[Json]:
         """Say which models are served: their files' digests, where they are from, and why these."""
-        return [model.shown() for model in models]
+        return [asdict(model) for model in models]
 
     @app.get("/v1/limits")
     def show_limits() -> Json:

@@ -1,23 +1,33 @@
 """Policies over HTTP."""
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
+import json
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Path, Query, Request, Response
 
-from retable.serve.ingress.middleware import BodyReader, respond
-from retable.serve.ingress.routes.common import Ask, Variant, body_of
+from retable.serve.ingress.middleware import Ask, BodyReader, respond
+from retable.serve.ingress.openapi import NUMBER, Variant, body_of, json_of, named, object_of
 from retable.serve.launch.models import Model, choose
 
 OBSERVATIONS = {"observations": [[0.0] * 17], "seed": 0}
+ROWS = {"type": "array", "items": {"type": "array", "items": NUMBER}}
+ACTIONS = json_of(object_of(actions=ROWS), {"actions": [[0.12, 0.446, -0.783, -0.855, -0.294, -0.174]]})
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
     """Add `POST /v1/rl/{environment}` and `POST /v1/rl/{environment}/episode`."""
+    served = named(models)
 
-    @app.post("/v1/rl/{environment}", openapi_extra=body_of("application/json", example=OBSERVATIONS))
-    async def act(request: Request, environment: str, model: Variant = "") -> Response:
+    @app.post(
+        "/v1/rl/{environment}",
+        openapi_extra=body_of("application/json", example=OBSERVATIONS),
+        responses={200: ACTIONS},
+    )
+    async def act(
+        request: Request, environment: Annotated[str, Path(json_schema_extra=served)], model: Variant = ""
+    ) -> Response:
         """Choose an action for each row of observations; the same seed draws the same candidates."""
         chosen = choose(models, environment, model, "policy of the environment")
         async with bodies.read(request, bodies.limits.observations_bytes) as body:
@@ -25,7 +35,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
 
     @app.post("/v1/rl/{environment}/episode")
     async def episode(
-        environment: str,
+        environment: Annotated[str, Path(json_schema_extra=served)],
         model: Variant = "",
         seed: Annotated[int, Query(ge=0, lt=2**31)] = 0,
         steps: Annotated[int, Query(ge=1, le=bodies.limits.episode_steps)] = 200,
@@ -38,3 +48,9 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
         """
         chosen = choose(models, environment, model, "policy of the environment")
         return respond(await ask("rl", "episode", chosen.sha256, seed, steps), chosen)
+
+
+def curl(model: Model) -> tuple[str, str]:
+    """Return the options of a `curl` that asks a model, and the rest of its address."""
+    row = json.dumps({"observations": [[0] * model.about.get("states", 17)]}, separators=(",", ":"))
+    return f" --json '{row}'", f"/{model.name}" + (f"?model={model.variant}" if model.variant else "")

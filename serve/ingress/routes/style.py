@@ -1,25 +1,53 @@
-"""Styles over HTTP."""
+"""Styles over HTTP, and the jobs that paint videos."""
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
 import secrets
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Path, Query, Request, Response
 
-from retable.serve.deployments.video import Order
-from retable.serve.ingress.middleware import BodyReader, respond
-from retable.serve.ingress.routes.common import Ask, Variant, body_of
+from retable.serve.deployments.video import MEDIA, Order
+from retable.serve.ingress.middleware import Ask, BodyReader, respond
+from retable.serve.ingress.openapi import (
+    NUMBER,
+    TEXT,
+    WHOLE,
+    Span,
+    Variant,
+    body_of,
+    files,
+    json_of,
+    named,
+    object_of,
+)
 from retable.serve.launch.models import Model, choose
+
+STATE = {"type": "string", "enum": ["queued", "running", "done", "failed", "cancelled"]}
+FRAMES = {"frames": WHOLE, "frames_total": WHOLE | {"description": "0: not known yet"}, "progress": NUMBER}
+SOMETIMES = {
+    "ahead": WHOLE | {"description": "of a queued one: those before it"},
+    "seconds_left": NUMBER | {"description": "of a running one"},
+    "file": TEXT | {"description": "of one that is done: where it is"},
+    "notes": {"type": "array", "items": TEXT, "description": "of one that is done: what was lost"},
+    "detail": TEXT | {"description": "of one that failed: why"},
+}
+RUNNING = {"state": "running", "frames": 96, "frames_total": 240, "progress": 0.4, "seconds_left": 31.5}
+JOB = json_of(object_of(SOMETIMES, id=TEXT, state=STATE, **FRAMES), {"id": "n0T6uE2jR4mXq8vLw1sYzA"} | RUNNING)
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
-    """Add `POST /v1/style/{style}` and `POST /v1/style/{style}/video`."""
+    """Add `POST /v1/style/{style}` and `POST /v1/style/{style}/video`, and the jobs of videos."""
+    served = named(models)
 
-    @app.post("/v1/style/{style}", openapi_extra=body_of("image/jpeg", "image/png", "image/webp"))
+    @app.post(
+        "/v1/style/{style}",
+        openapi_extra=body_of("image/jpeg", "image/png", "image/webp"),
+        **files("image/png", "image/jpeg"),
+    )
     async def stylise(
         request: Request,
-        style: str,
+        style: Annotated[str, Path(json_schema_extra=served)],
         model: Variant = "",
         size: Annotated[int, Query(ge=0, le=8192, description="Of the longer side; 0: the photograph's own.")] = 0,
         strength: Annotated[float, Query(ge=0, le=1, allow_inf_nan=False)] = 1.0,
@@ -36,10 +64,11 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
         "/v1/style/{style}/video",
         status_code=202,
         openapi_extra=body_of("video/mp4", "video/quicktime", "video/x-matroska", "video/webm", "video/x-msvideo"),
+        responses={202: JOB},
     )
     async def video(
         request: Request,
-        style: str,
+        style: Annotated[str, Path(json_schema_extra=served)],
         model: Variant = "",
         size: Annotated[int, Query(ge=0, le=4096, description="Of the longer side; 0: the video's own.")] = 0,
         strength: Annotated[float, Query(ge=0, le=1, allow_inf_nan=False)] = 1.0,
@@ -58,4 +87,24 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
         )
         async with bodies.read(request, bodies.limits.video_bytes) as body:
             # The id is made here: a replica that dies is asked again, and the same id twice is one job.
-            return respond(await ask("jobs", "create", secrets.token_urlsafe(16), body, order), chosen)
+            return respond(await ask("jobs", "call", "create", secrets.token_urlsafe(16), body, order), chosen)
+
+    @app.get("/v1/jobs/{id}", responses={200: JOB})
+    async def job(id: str) -> Response:
+        """Say how far a job is: queued, running, done, failed (`detail` says why) or cancelled."""
+        return respond(await ask("jobs", "call", "status", id))
+
+    @app.get("/v1/jobs/{id}/file", **files(*MEDIA.values(), ranged=True))
+    async def file(id: str, span: Span = "") -> Response:
+        """Return what a job has made, or a range of its bytes."""
+        return respond(await ask("jobs", "call", "file", id, span))
+
+    @app.delete("/v1/jobs/{id}", status_code=204)
+    async def cancel(id: str) -> Response:
+        """Cancel a job; remove one that is over, with its file."""
+        return respond(await ask("jobs", "call", "cancel", id))
+
+
+def curl(model: Model) -> tuple[str, str]:
+    """Return the options of a `curl` that asks a model, and the rest of its address."""
+    return f" --data-binary @photograph.jpg -o {model.name}.png", f"/{model.name}?size=1024"

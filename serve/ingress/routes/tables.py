@@ -12,6 +12,7 @@ from retable.platform.errors import Unreachable
 from retable.platform.store.patience import at_most
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.middleware import respond
+from retable.serve.ingress.openapi import files
 from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.ingress.results import Tables
 from retable.serve.launch.models import Model
@@ -42,7 +43,7 @@ def add(app: FastAPI, models: Sequence[Model], storage: Storage | None) -> None:
         """Return a table: measured beside published, its claims, and which served model each cell's runs are."""
         return await read(lambda tables: tables.shown(f"{task}/{name}", at))
 
-    @app.get("/v1/tables/{task}/{name}/picture")
+    @app.get("/v1/tables/{task}/{name}/picture", **files("image/png"))
     async def show_picture(task: str, name: str, at: At = "") -> Response:
         """Return a figure's picture, PNG."""
         return await read(lambda tables: tables.picture(f"{task}/{name}", at))

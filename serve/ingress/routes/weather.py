@@ -1,26 +1,38 @@
-"""Forecasts over HTTP."""
+"""Forecasts over HTTP, and an hour of satellite images to try them with."""
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
-from collections.abc import Sequence
-from typing import Annotated, Literal
+import io
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import FastAPI, Query, Request, Response
 
+from retable.platform.commit import code_root
 from retable.platform.errors import nearest
-from retable.serve.ingress.middleware import BodyReader, respond
-from retable.serve.ingress.replies import Problem
-from retable.serve.ingress.routes.common import Ask, Variant, body_of
+from retable.serve.ingress.middleware import Ask, BodyReader, respond
+from retable.serve.ingress.openapi import Variant, body_of, files, named
+from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch.models import Model, choose
+
+EXAMPLE = code_root() / "tasks" / "weather" / "zoo" / "example" / "generated-36.npz"
+NPZ = "application/x-npz"
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
-    """Add `POST /v1/weather`."""
+    """Add `POST /v1/weather` and `GET /v1/weather/example`."""
+    served, data = named(models, ""), EXAMPLE.read_bytes() if EXAMPLE.is_file() else b""
+    regions = list(dict.fromkeys(region for model in models for region in model.about.get("regions", ())))
 
-    @app.post("/v1/weather", openapi_extra=body_of("application/x-hdf5", "application/x-npz"))
+    @app.post(
+        "/v1/weather",
+        openapi_extra=body_of("application/x-hdf5", NPZ),
+        **files(NPZ, "application/x-netcdf", "image/png", "image/gif"),
+    )
     async def forecast(
         request: Request,
-        region: Annotated[str, Query(max_length=40)] = "",
-        name: str = "",
+        region: Annotated[str, Query(max_length=40, examples=regions)] = "",  # networks forecast any region
+        name: Annotated[str, Query(json_schema_extra=served)] = "",
         model: Variant = "",
         members: Annotated[str, Query(max_length=2000, description="Names or digests, with commas; all.")] = "",
         combine: Literal["mean", "vote"] = "mean",
@@ -39,6 +51,25 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
             reply.headers["X-Retable-Members"] = ", ".join(each.sha256 for each in chosen)
         return reply
 
+    @app.get("/v1/weather/example", **files(NPZ))
+    def example(name: Annotated[str, Query(json_schema_extra=served)] = "", model: Variant = "") -> Response:
+        """Return npz: `images` (4, 11, S, S) to be posted, `truth` uint8 (32, S, S): 0 dry, 1 rain, 2 not measured.
+
+        Besides, `region` and `about` say which it is. The file may be posted as it is.
+        """
+        about = choose(models, name or models[0].name, model, "forecaster").about
+        if not data or not fits(data, about):
+            raise Problem(404, "there is no example of this forecaster's size; send images of your own")
+        return respond(Reply(data, NPZ))
+
+
+def fits(data: bytes, about: Mapping[str, Any]) -> bool:
+    """Return whether a forecaster reads the example: its size and, of a climatology, its regions are those."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        anywhere = about.get("config", {}).get("model") != "climatology"
+        known = anywhere or str(arrays["region"]) in about.get("regions", ())
+        return bool(arrays["truth"].shape[-1] == about.get("size") and known)
+
 
 def members_of(models: Sequence[Model], words: str) -> list[Model]:
     """Return the models of an ensemble, each once; none where no words are given.
@@ -50,8 +81,14 @@ def members_of(models: Sequence[Model], words: str) -> list[Model]:
         return list(models)
     members: dict[str, Model] = {}
     for word in filter(None, words.split(",")):
-        named = [model for model in models if word in (model.name, model.variant, model.sha256)]
-        if not named:
+        chosen = [model for model in models if word in (model.name, model.variant, model.sha256)]
+        if not chosen:
             raise Problem(404, f"no forecaster {word!r} is served{nearest(word, {model.name for model in models})}")
-        members |= {model.sha256: model for model in named}
+        members |= {model.sha256: model for model in chosen}
     return list(members.values())
+
+
+def curl(model: Model) -> tuple[str, str]:
+    """Return the options of a `curl` that asks a model, and the rest of its address."""
+    region = next(iter(model.about.get("regions", ())), "")
+    return " --data-binary @images.npz -o forecast.npz", f"?region={region}"

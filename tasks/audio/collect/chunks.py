@@ -68,7 +68,9 @@ def parts(path: Path) -> tuple[list[Part], int]:
         found, place = list[Part](), 0
         while place < length and (sound := _samples(file, place, length)):
             begins, size, rate = sound
-            after = begins + size + (size & 1)
+            if not 0 < size < UNKNOWN or begins + size > length:  # to the end of the file; libsndfile knows of a first
+                return [*found, Part(place, length, begins if found else 0)], 0
+            after = _after(file, begins, size, length)
             end, follows = _behind(file, after, length)
             rest = 0 if follows else length - end
             if rest > rate / 2 and end == after and _are_samples(file, after):
@@ -77,7 +79,7 @@ def parts(path: Path) -> tuple[list[Part], int]:
             if not follows:
                 return found, rest if rest > rate / 2 else 0
             place = end
-    return found or [Part(0, length)], 0
+    return [*found, Part(place, length)], 0  # whose last one is read as far as it can be
 
 
 def _samples(file: io.BufferedReader, place: int, length: int) -> tuple[int, int, int] | None:
@@ -90,18 +92,32 @@ def _samples(file: io.BufferedReader, place: int, length: int) -> tuple[int, int
         if chunk[0] == b"fmt ":
             rate = int.from_bytes(file.read(12)[8:], "little")
         place += 8 + chunk[1] + (chunk[1] & 1)
-    if not chunk or not rate or not 0 < chunk[1] < UNKNOWN or place + 8 + chunk[1] > length:
-        return None  # libsndfile reads it to the end of the file
-    return place + 8, chunk[1], rate
+    return (place + 8, chunk[1], rate) if chunk and rate else None
 
 
 def _behind(file: io.BufferedReader, place: int, length: int) -> tuple[int, bool]:
     """Follow chunks behind the samples; return where they end, and whether another WAV begins there."""
     while (chunk := _chunk(file, place)) and chunk[0] != b"RIFF":
-        if not re.fullmatch(rb"[ -~]{4}", chunk[0]) or place + 8 + chunk[1] > length:
+        if not _begins(file, place, length):
             return place, False
-        place += 8 + chunk[1] + (chunk[1] & 1)
+        place = _after(file, place + 8, chunk[1], length)
     return place, chunk is not None
+
+
+def _after(file: io.BufferedReader, begins: int, size: int, length: int) -> int:
+    """Return where the next chunk begins: a pad byte follows an odd size, which some writers leave out."""
+    end = begins + size
+    if size & 1 and _begins(file, end, length) and not _begins(file, end + 1, length):
+        return end
+    return end + (size & 1)
+
+
+def _begins(file: io.BufferedReader, place: int, length: int) -> bool:
+    """Return whether a chunk that fits into the file begins at a place, or another WAV."""
+    chunk = _chunk(file, place)
+    if chunk is None or chunk[0] == b"RIFF":
+        return chunk is not None
+    return re.fullmatch(rb"[ -~]{4}", chunk[0]) is not None and place + 8 + chunk[1] <= length
 
 
 def _chunk(file: io.BufferedReader, place: int) -> tuple[bytes, int] | None:

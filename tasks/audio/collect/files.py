@@ -355,8 +355,13 @@ def _by_libsndfile(path: Path, start: float, remarks: Remarks) -> AbstractContex
         parts, unheard = chunks.parts(path)
         if len(parts) > 1 or parts[0].samples or unheard:
             with ExitStack() as stack:
-                opened = [_part(path, part, stack) for part in parts]
-                if all(sound.subtype.startswith(PLAIN) for sound, _ in opened):
+                opened = []
+                for part in parts:
+                    try:
+                        opened.append(_part(path, part, stack))
+                    except soundfile.LibsndfileError:
+                        unheard += part.ends - part.begins
+                if opened and all(sound.subtype.startswith(PLAIN) for sound, _ in opened):
                     remarks.unheard = unheard
                     return _read_parts(opened, stack.pop_all())
             return None

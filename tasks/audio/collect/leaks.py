@@ -13,7 +13,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,40 +112,47 @@ def _equal(keys: Sequence[str], recordings: Sequence[Recording], sign: str) -> l
     ]
 
 
-def read_exclusions(path: Path) -> frozenset[str]:
+def read_exclusions(path: Path, say: Callable[[str], None] = lambda line: None) -> frozenset[str]:
     """Return the sources of a published list: WavCaps' JSON, or a CSV of Freesound ids or YouTube ids.
 
+    Args:
+        path: the list.
+        say: takes a line on how many of its values are no ids.
+
     Raises:
-        UserError: where the file is missing or holds no ids.
+        UserError: where the file is missing, holds no ids, or fewer than half of its values are ids.
     """
     try:
         text = read_text(path)
-        found = _json_sources(json.loads(text)) if path.suffix == ".json" else _csv_sources(text)
-    except (csv.Error, ValueError) as error:
+        values = _json_values(json.loads(text)) if path.suffix == ".json" else _csv_values(text)
+    except (csv.Error, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as a list of exclusions ({error})") from error
-    if not found:
+    if not values:
         raise UserError(f"{path}: no Freesound or YouTube ids; give a CSV with a column of ids, or WavCaps' JSON")
-    return found
+    found = [_source(value, kinds) for value, kinds in values]
+    if number := found.count(""):
+        other, rest = values[found.index("")][0], len(values) - number
+        if rest < number:
+            why = f"only {rest} of {len(values)} values are Freesound or YouTube ids; {other!r} is none"
+            raise UserError(f"{path}: cannot be read as a list of exclusions ({why})")
+        say(f"{path}: {number} of {len(values)} values are no ids and exclude nothing; the first: {other!r}")
+    return frozenset(source for source in found if source)
 
 
-def _json_sources(content: Any) -> frozenset[str]:
-    """Return the sources of `{"AudioSet": ["Y<id>.wav", ...], "FreeSound": [<id>, ...]}`."""
-    kinds = {"AudioSet": "youtube", "FreeSound": "freesound"}
-    if not isinstance(content, dict):
-        raise ValueError("no object with AudioSet and FreeSound")
-    return frozenset(
-        f"{kind}:{_identity(str(value), kind)}" for key, kind in kinds.items() for value in content.get(key, ())
-    )
+def _json_values(content: Any) -> list[tuple[str, Sequence[str]]]:
+    """Return the ids of `{"AudioSet": ["Y<id>.wav", ...], "FreeSound": [<id>, ...]}`, each with whose it is."""
+    lists = [content.get(key, []) for key in ("AudioSet", "FreeSound")] if isinstance(content, dict) else []
+    if not lists or not all(isinstance(values, list) for values in lists):
+        raise ValueError("no object with the lists AudioSet and FreeSound")
+    kinds = ("youtube", "freesound")
+    return [(str(value).strip(), [kind]) for kind, values in zip(kinds, lists, strict=True) for value in values]
 
 
-def _csv_sources(text: str) -> frozenset[str]:
-    """Return the sources of a table: of a column of YouTube or Freesound ids or URLs, or of the first column.
+def _csv_values(text: str) -> list[tuple[str, Sequence[str]]]:
+    """Return the values of a table's column of ids or URLs, or of its first column, each with whose they may be.
 
     Cells are separated by ',', ';' or tabs. AudioSet's own tables name their columns in the last of some lines that
     begin with `#`.
-
-    Raises:
-        ValueError: where fewer than half of the column's values are ids.
     """
     head = next((line for line in text.splitlines() if line and not line.startswith("#")), "")
     delimiter = max(",;\t", key=head.count)
@@ -159,17 +166,9 @@ def _csv_sources(text: str) -> frozenset[str]:
     kind, column = next(places, ("", None))
     has_names = comments > 0 or column is not None or any(re.fullmatch(r"\w*_ids?", name) for name in names)
     if column is None and has_names:
-        return frozenset()
+        return []
     cells = (line[column or 0].strip() for line in lines[first + has_names :] if len(line) > (column or 0))
-    values = [value for value in cells if value]
-    known = {
-        value: source for value in values if (source := _source(value, [kind] if kind else ["freesound", "youtube"]))
-    }
-    number = sum(value in known for value in values)
-    if 2 * number < len(values):
-        other = next(value for value in values if value not in known)
-        raise ValueError(f"only {number} of {len(values)} values are Freesound or YouTube ids; {other!r} is none")
-    return frozenset(known.values())
+    return [(value, [kind] if kind else ["freesound", "youtube"]) for value in cells if value]
 
 
 def _source(value: str, kinds: Sequence[str]) -> str:
@@ -177,11 +176,6 @@ def _source(value: str, kinds: Sequence[str]) -> str:
     bare = value.removesuffix(".wav").removesuffix(".flac")
     found = ((kind, ID[kind].fullmatch(bare)) for kind in kinds)
     return next((f"{kind}:{match[1] or match[2]}" for kind, match in found if match), "")
-
-
-def _identity(value: str, kind: str) -> str:
-    value = value.strip().removesuffix(".wav").removesuffix(".flac")
-    return value.removeprefix("Y") if kind == "youtube" and len(value) == 12 else value
 
 
 def fingerprint(

@@ -23,7 +23,7 @@ from retable.platform.store.storage import Storage
 from retable.platform.store.weights import check, keep, read_bytes, read_tensors, sealed, unwrapped, wrappers
 from retable.platform.store.weights import stored as read_stored
 from retable.tasks.audio.config import Cnn14, Passt
-from retable.tasks.audio.encoders.cnn14 import BAND, Cnn14Network, slaney_bank
+from retable.tasks.audio.encoders.cnn14 import Cnn14Network, slaney_bank
 from retable.tasks.audio.encoders.passt import PATCH, PasstNetwork, grid
 
 PUBLISHED = {
@@ -338,7 +338,7 @@ def _check_front_end(state: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: where its mel bank is another one.
     """
-    bank, ours = state.get("logmel_extractor.melW"), slaney_bank(*BAND).T
+    bank, ours = state.get("logmel_extractor.melW"), slaney_bank().T
     if bank is not None and (bank.shape != ours.shape or not torch.allclose(bank.float(), ours, atol=1e-5)):
         raise ValueError("trained on other mel bands than those of 32 kHz, 50 Hz to 14 kHz, 64 bands")
 

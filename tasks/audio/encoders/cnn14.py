@@ -7,8 +7,7 @@ mixup are left to the caller; spectrograms of 128 bands, where a data set holds 
 
 from __future__ import annotations
 
-import math
-
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -25,20 +24,12 @@ SHORTEST = 32
 """Frames that the five poolings need."""
 
 
-def slaney_bank(lowest: float, highest: float) -> Float[Tensor, "band bin"]:
-    """Give Slaney's triangles, linear in Hz and of equal area, their corners equally far in mel (librosa's default)."""
-    start, end = (_slaney_mel(frequency) for frequency in (lowest, highest))
-    mels = torch.linspace(start, end, BANDS + 2, dtype=torch.float64)
-    corners = torch.where(mels < 15, mels * 200 / 3, 1000 * torch.exp((mels - 15) * math.log(6.4) / 27))
-    left, peak, right = corners[:-2, None], corners[1:-1, None], corners[2:, None]
-    bins = torch.arange(FFT // 2 + 1, dtype=torch.float64) * SAMPLE_RATE / FFT
-    triangles = torch.minimum((bins - left) / (peak - left), (right - bins) / (right - peak)).clamp(min=0)
-    return (triangles * 2 / (right - left)).float()
+def slaney_bank(rate: int = SAMPLE_RATE) -> Float[Tensor, "64 bin"]:
+    """Return Slaney's triangles of equal area, their corners equally far in mel (librosa's default)."""
+    from transformers.audio_utils import mel_filter_bank
 
-
-def _slaney_mel(frequency: float) -> float:
-    """Give the mel of a frequency in Hz: linear below 1 kHz, logarithmic above."""
-    return frequency * 3 / 200 if frequency < 1000 else 15 + 27 * math.log(frequency / 1000) / math.log(6.4)
+    bank = mel_filter_bank(FFT // 2 + 1, BANDS, *BAND, rate, norm="slaney", mel_scale="slaney")
+    return torch.from_numpy(bank.T.astype(np.float32))
 
 
 class PannsMel(nn.Module):
@@ -50,7 +41,7 @@ class PannsMel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("window", torch.hann_window(FFT), persistent=False)
-        self.register_buffer("bank", slaney_bank(*BAND), persistent=False)
+        self.register_buffer("bank", slaney_bank().contiguous(), persistent=False)
 
     def forward(self, waveform: Float[Tensor, "batch samples"]) -> Float[Tensor, "batch band frames"]:
         """Give 1 + samples // 320 frames; float32, without gradients."""

@@ -84,9 +84,10 @@ def import_entries(
     """Write a data set of what a layout lists.
 
     Recordings without a caption and files that are missing, broken, silent or shorter than 0.1 s are left out, a line
-    each in `left_out.json`; of long files the first 300 s are kept, and `cut.json` lists them. Leaks are marked, and
-    listed in `leaks.json`. An interrupted import goes on when repeated; shards with files that have changed since are
-    written again. Captions keep the rewritten forms that they have.
+    each in `left_out.json`; `remarks.json` says what is odd about others, and what the lists of exclusions match. Of
+    long files the first 300 s are kept, and `cut.json` lists them. Leaks are marked, and listed in `leaks.json`. An
+    interrupted import goes on when repeated; shards with files that have changed since are written again. Captions keep
+    the rewritten forms that they have.
 
     Args:
         entries: training first, then validation, then test.
@@ -107,7 +108,8 @@ def import_entries(
     old = place.read_json("dataset.json") if place.exists("dataset.json") else {}
     if old and old.get("kind") != kind:
         raise UserError(f"{place}: holds other data; choose another --name")
-    excluded = frozenset(source for path in exclusions for source in leaks.read_exclusions(path))
+    noted: list[str] = []
+    lists = {path: leaks.read_exclusions(path, noted.append) for path in exclusions}
     with progress_bar(f"looking for the files of {name}") as show:
         found, broken = survey(entries, show)
     if not found:
@@ -124,9 +126,12 @@ def import_entries(
     cut = _cut([found[item] for item, seconds in zip(written.places, kept, strict=True) if seconds >= LONGEST])
     place.write_json(CUT, cut)
     with progress_bar(f"looking for leaks in {name}") as show:
-        marked = guard(place, features, written, titles, excluded, show)
+        marked = guard(place, features, written, titles, frozenset[str]().union(*lists.values()), show)
     recordings, rewritten = variations.carry_over(before, marked)
-    noted = [f"{entry.file}: {entry.remark}" for entry, _ in found if entry.remark]
+    trained = {leaks.origin(each) for each in recordings if each.split == "training"}
+    for path, sources in lists.items():
+        noted.append(f"{path}: {len(sources & trained)} of its {len(sources)} ids are of training recordings")
+    noted += [f"{entry.file}: {entry.remark}" for entry, _ in found if entry.remark]
     left_out, remarks = [*broken, *written.left_out], [*noted, *written.remarks]
     written = replace(written, recordings=recordings, left_out=left_out, remarks=remarks)
     rewrites = (old.get("rewrites") or "an earlier `audio augment`") if rewritten else ""

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.serve.launch import choice
 from retable.tasks.audio.cli import app
 from retable.tasks.audio.config import SAMPLE_RATE, Untrained
+from retable.tasks.audio.encoders.cnn14 import slaney_bank
 from retable.tasks.audio.encoders.text import train_tokenizer
-from retable.tasks.audio.export import read_export, write_adopted
+from retable.tasks.audio.export import read_export, served_as, write_adopted
 from retable.tasks.audio.predict import embed_audio
 from retable.tasks.audio.tools.adopt import clap, clap_files, pairs
 from retable.tasks.audio.tools.search import finetune
@@ -133,7 +133,7 @@ def laion_state(model):
             state[name] = ours[name if name in ours else where + rest]
         elif "qkv" in rest:
             state[name] = torch.cat([ours[part] for part in parts])
-    state["audio_branch.logmel_extractor.melW"] = clap.mel_bank().T
+    state["audio_branch.logmel_extractor.melW"] = slaney_bank(clap.RATE).T
     return state
 
 
@@ -282,7 +282,7 @@ def test_one_file_indexes_searches_and_serves(folder, embedder, tmp_path, monkey
 
     opened = read_export((tmp_path / "clap.safetensors").read_bytes(), "clap")
     assert opened.about["licence"] == "theirs" and len(opened.about["adopted"]) == 64
-    assert choice.known("audio", opened)["weights"] == opened.embedder("cpu").fingerprint == embedder.fingerprint
+    assert served_as(opened, "")[2]["weights"] == opened.embedder("cpu").fingerprint == embedder.fingerprint
     assert write_adopted(opened) == (tmp_path / "clap.safetensors").read_bytes()
     with pytest.raises(UserError, match=r"^clap\.safetensors: LAION-CLAP is searched with, not trained; name a run"):
         finetune.settings("clap.safetensors", {"name": "x", "captions": {"training": 3}}, Storage.open(tmp_path), {})

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,6 +124,18 @@ def test_a_second_writer_is_told_who_writes(folder, out):  # noqa: F811
             with pytest.raises(UserError, match=f"process {os.getpid()} of .* writes it; try again"):
                 call()
     assert hits(add(reader, Toy(), folder / "new.wav"))
+
+
+def test_an_index_that_was_made_anew_with_another_model_is_not_mixed_with_the_first(folder, out):  # noqa: F811
+    """Queries of the first model were compared with vectors of the other, and its recordings were added among them."""
+    reader = open_index(out)
+    shutil.rmtree(out)
+    update(folder, out, Toy("b" * 64))
+    record(folder / "new.wav", tone("high"))
+    for call in (lambda: refresh(reader), lambda: add(reader, Toy(), folder / "new.wav")):
+        with pytest.raises(UserError, match=r"out: was made anew with another model; open it again$"):
+            call()
+    assert not open_index(out).holds("new.wav")
 
 
 ADD = """

@@ -57,6 +57,12 @@ def test_marks_outlast_a_rename_and_an_index_built_anew(index, tmp_path):
     assert row["file"] == str(tmp_path / "in/other.wav") and row["caption"] == "hum"
 
 
+def test_a_hit_whose_file_has_left_the_index_is_a_line(index):
+    with pytest.raises(UserError, match=r"gone.wav: not in the index any more; search again$"):
+        mark(index, "hum", hit("gone.wav"), True)
+    assert read_marks(index) == []
+
+
 def test_lines_of_many_writers_do_not_mix(index):
     words = [f"{number} {'sound ' * 300}" for number in range(64)]
     with ThreadPoolExecutor(8) as pool:

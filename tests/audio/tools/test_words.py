@@ -11,6 +11,7 @@ import pytest
 import soundfile
 import torch
 
+from retable.platform.errors import UserError
 from retable.platform.spec.task import folder
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import SAMPLE_RATE, Config, MeanMel, Pretrained, Untrained
@@ -18,9 +19,10 @@ from retable.tasks.audio.encoders.fingerprint import fingerprint, weights_finger
 from retable.tasks.audio.encoders.tokens import TEXT_STATE
 from retable.tasks.audio.export import Exported, write_adopted
 from retable.tasks.audio.model import build
-from retable.tasks.audio.tools.embed.words import read_words
+from retable.tasks.audio.tools.embed.words import SEVERAL, error_function, read_words
 from retable.tasks.audio.tools.search.index import update
 from retable.tasks.audio.tools.search.opening import open_embedder
+from retable.tasks.audio.tools.search.search import query_vector
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"width": 16, "depth": 1, "heads": 2, "vocabulary": 330, "dropout": 0.0}
@@ -80,6 +82,26 @@ def test_numpy_leaves_alone_what_it_does_not_know(tmp_path):
         assert (read(file(weights, theirs)) is not None) == there
     assert read(whole[:-1]) is None and read(b"") is None and read(b"Dear Sir") is None
     assert read_words(tmp_path / "none") is None
+
+
+def test_several_captions_have_the_bits_of_single_ones():
+    """SciPy's error function, which is used for several, against Python's; with the zoo's model."""
+    found = read_words(folder("audio") / "zoo/passt-scenes.safetensors")
+    captions = [f"{caption} {number}" for number in range(4) for caption in CAPTIONS]
+    assert len(captions) > SEVERAL
+    np.testing.assert_array_equal(found.words(captions), np.concatenate([found.words([each]) for each in captions]))
+    values = np.random.default_rng(0).normal(0, 3, (40, 768)).astype(np.float32)
+    one, several = error_function(1), error_function(SEVERAL + 1)
+    assert one is not several and np.array_equal(one(values), several(values))
+
+
+def test_words_of_bytes_that_are_no_utf8_are_a_line():
+    """As a shell passes what was typed in another encoding: a traceback of the tokenizer before."""
+    found = read_words(folder("audio") / "zoo/passt-scenes.safetensors")
+    for words, avoid in (("M\udcfcnster rain", ""), ("rain", "\udcff wind")):
+        with pytest.raises(UserError, match=r"not UTF-8; type it in a terminal that is$") as caught:
+            query_vector(found, words, None, avoid=avoid)
+        assert str(caught.value).isascii()
 
 
 def test_models_from_before_keep_their_fingerprints():

@@ -19,7 +19,9 @@ from torch.nn import functional
 from retable.platform.errors import UserError
 from retable.platform.store.weights import check
 from retable.tasks.audio.config import SAMPLE_RATE, SHORTEST
+from retable.tasks.audio.encoders.cnn14 import FLOOR, slaney_bank
 from retable.tasks.audio.encoders.fingerprint import weights_fingerprint
+from retable.tasks.audio.encoders.mel import FFT
 from retable.tasks.audio.encoders.text import read_state
 from retable.tasks.audio.encoders.tokens import TEXT_STATE, read_tokenizer
 from retable.tasks.audio.tools.embed.embedder import Embedder, placed
@@ -28,10 +30,8 @@ FORMAT = "retable audio clap 1"
 """How a file of such a pair says what it is."""
 RATE, SECONDS = 48_000, 10
 """Samples a second that the networks hear, and how long they hear."""
-FFT, HOP, BANDS, FLOOR = 1024, 480, 64, 1e-10
-"""Of the spectrogram: samples of a window and of a step, mel bands, the least power."""
-BAND = (50.0, 14_000.0)
-"""Hz that the mel bank spans."""
+HOP = 480
+"""Samples between frames of the spectrogram."""
 TOKENS = 77
 """Of a caption, the first and the last included, as LAION cuts it."""
 AT_ONCE = 16
@@ -54,7 +54,7 @@ class ClapNetwork(nn.Module):
 
         super().__init__()
         self.clap: Any = ClapModel(ClapConfig.from_dict(dict(architecture)))
-        self.register_buffer("bank", mel_bank(), persistent=False)
+        self.register_buffer("bank", slaney_bank(RATE), persistent=False)
         self.tokenizer = tokenizer
         tokenizer.enable_truncation(TOKENS)
         tokenizer.enable_padding(pad_id=self.clap.config.text_config.pad_token_id)  # type: ignore[union-attr]
@@ -101,14 +101,6 @@ class ClapNetwork(nn.Module):
         mask = torch.tensor([encoding.attention_mask for encoding in encodings], device=device)
         pooled = self.clap.text_model(input_ids=ids, attention_mask=mask).pooler_output
         return functional.normalize(self.clap.text_projection(pooled).float(), dim=-1)
-
-
-def mel_bank() -> Float[Tensor, "64 bin"]:
-    """Return the mel bank of all published networks without fusion: Slaney's, of equal areas."""
-    from transformers.audio_utils import mel_filter_bank
-
-    bank = mel_filter_bank(FFT // 2 + 1, BANDS, *BAND, RATE, norm="slaney", mel_scale="slaney")
-    return torch.from_numpy(bank.T.astype(np.float32))
 
 
 def segments(sound: Float32[np.ndarray, " samples"]) -> list[Float32[np.ndarray, " samples"]]:

@@ -19,18 +19,16 @@ from torch import Tensor
 from retable.platform.errors import UserError
 from retable.platform.store.run import sha256
 from retable.platform.store.weights import check, read_bytes, read_tensors
+from retable.tasks.audio.encoders.cnn14 import BAND, BANDS, slaney_bank
+from retable.tasks.audio.encoders.mel import FFT
 from retable.tasks.audio.encoders.text import fast_tokenizer, state_of
 from retable.tasks.audio.encoders.tokens import TEXT_STATE
 from retable.tasks.audio.tools.adopt.clap import (
-    BAND,
-    BANDS,
-    FFT,
     HOP,
     RATE,
     SECONDS,
     Clap,
     ClapNetwork,
-    mel_bank,
 )
 
 PUBLISHED = {
@@ -205,7 +203,7 @@ def check_bank(tensors: Mapping[str, Tensor]) -> None:
     Raises:
         ValueError: where not.
     """
-    bank, ours = tensors.get(MEL), mel_bank().T
+    bank, ours = tensors.get(MEL), slaney_bank(RATE).T
     if bank is not None and (bank.shape != ours.shape or not torch.allclose(bank.float(), ours, atol=1e-5)):
         raise ValueError(f"trained on other mel bands than {BANDS} of {BAND[0]:g} to {BAND[1]:g} Hz")
 

@@ -46,9 +46,11 @@ def mark(index: Index, words: str, hit: Hit, good: bool) -> None:
     """Keep whether a hit was good.
 
     Raises:
-        UserError: where it cannot be written.
+        UserError: where it cannot be written, or the hit's file has left the index since.
     """
-    content = next(file.content for file in index.files if file.path == hit.file)
+    content = next((file.content for file in index.files if file.path == hit.file), None)
+    if content is None:
+        raise UserError(f"{hit.file}: not in the index any more; search again")
     line = json.dumps(asdict(Mark(" ".join(words.split()), content, hit.offset, good)), ensure_ascii=False) + "\n"
     path = index.out / MARKS
     with disk_errors(str(path)):

@@ -253,14 +253,20 @@ def refresh(index: Index) -> Index:
     """Return an index as it lies there now; the same one where nothing was written since.
 
     What was there before is not read again, unless the index was built anew.
+
+    Raises:
+        UserError: where it was removed and made again with another model, whose vectors mean something else.
     """
     for _ in range(TRIES):
         if _stamp(index.out) == index.stamp:
             break
         try:
-            return _reread(index)
+            now = _reread(index)
         except UserError:  # somebody joins shards just now
             continue
+        if now.info["model"] != index.info["model"]:
+            raise UserError(f"{index.out}: was made anew with another model; open it again")
+        return now
     return index
 
 
@@ -339,7 +345,7 @@ def query_vector(
         avoid: words of what is not to be heard, whose vector is subtracted with the weight `AVOID`.
 
     Raises:
-        UserError: where there is neither, or the recording cannot be read.
+        UserError: where there is neither, the recording cannot be read, or words are not UTF-8.
     """
     said = any(letter.isalnum() for letter in words)  # punctuation is not heard
     if not said and like is None:
@@ -358,6 +364,8 @@ def query_vector(
 
 
 def _words_vector(embedder: Embedder | Words, words: str, refit: Refit | None) -> Float32[np.ndarray, " dimension"]:
+    if any("\ud800" <= letter <= "\udfff" for letter in words):  # what a shell makes of other bytes
+        raise UserError(f"{words!a}: not UTF-8; type it in a terminal that is")
     vectors = embedder.words([words])
     vector: Float32[np.ndarray, " dimension"] = (refit.apply(vectors) if refit else vectors)[0]
     return vector

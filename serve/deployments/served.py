@@ -1,0 +1,118 @@
+"""The base of the tasks' deployments: the models that a replica holds, and the line in which requests wait."""
+
+# No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Generic, TypeVar, cast
+
+import torch
+
+from retable.platform.models import contract, export
+from retable.platform.store.storage import Storage
+from retable.serve.ingress.replies import Problem, Reply
+from retable.serve.launch.models import models_of
+
+T = TypeVar("T")
+THREADS = 1
+"""Torch computes with so many in each replica: no more than the CPUs that it reserves, rounded up."""
+
+
+class Line:
+    """Admits a number of requests at once.
+
+    Serve's own router retries a full replica after pauses of up to half a second, in which the replica runs dry. So
+    Serve sends all there are, and they wait here.
+    """
+
+    def __init__(self, places: int, wait: float) -> None:
+        """Admit `places` requests at once; refuse one that has waited for `wait` seconds."""
+        self.places, self.wait = asyncio.Semaphore(places), wait
+
+    async def run(self, work: Callable[[], Coroutine[object, object, T]]) -> T:
+        """Wait for a place, then run; the place stays taken until the work ends, even if its client has gone.
+
+        Raises:
+            Problem: 503 where there was no place in time.
+        """
+        try:
+            async with asyncio.timeout(self.wait):
+                await self.places.acquire()
+        except TimeoutError as error:
+            problem = Problem(503, f"more to do than can be begun within {self.wait:g} s; try again in a moment")
+            raise problem.wait(math.ceil(self.wait / 4)) from error
+        doing = asyncio.create_task(_begun(work))
+        doing.add_done_callback(lambda _: self.places.release())
+        return await asyncio.shield(doing)
+
+
+async def _begun(work: Callable[[], Coroutine[object, object, T]]) -> T:
+    """Begin work within a task, which frees its place also where it fails before its first step."""
+    return await work()
+
+
+class Served(Generic[T]):
+    """A deployment of one task; other than here, models may be loaded in another way, and asked whether they answer.
+
+    On an update the new models are loaded beside the old, so that each request finds its model. Models requested before
+    `reconfigure` reaches this replica, or after their removal, are loaded on demand: only the ingress decides what is
+    served.
+    """
+
+    def __init__(self, storage: Storage, task: str, places: int, wait: float) -> None:
+        """Hold no model yet.
+
+        Args:
+            storage: where the files of models lie.
+            task: whose models.
+            places: requests that are answered at once.
+            wait: seconds that others wait, at most.
+        """
+        torch.set_num_threads(THREADS)
+        self.storage, self.task, self.line = storage, task, Line(places, wait)
+        self.models: dict[str, T] = {}
+
+    def load(self, data: bytes, name: str) -> T:
+        """Return the model in a file; what is made at its first use is made now."""
+        return cast(T, contract.exporter(self.task).read_export(data, name))
+
+    async def probe(self, model: T) -> None:
+        """Ask a model something small, ahead of waiting requests; raise if it does not answer."""
+
+    def model(self, sha256: str) -> T:
+        """Return the model of a digest.
+
+        Raises:
+            UserError: where its file is not on the storage, or another one.
+        """
+        if sha256 not in self.models:
+            self._take(sha256, self.task)
+        return self.models[sha256]
+
+    async def reconfigure(self, config: Mapping[str, object]) -> None:
+        """Hold the models that Serve's `user_config` names, and no others.
+
+        What cannot be loaded is an error at the start; later it is one in the log, and what is served goes on.
+
+        Raises:
+            UserError: at the start, where a file is not on the storage, or another one.
+        """
+        wanted = {model.sha256: model.name for model in models_of(config) if model.task == self.task}
+        try:
+            for sha256 in [sha256 for sha256 in wanted if sha256 not in self.models]:
+                await asyncio.to_thread(self._take, sha256, wanted[sha256])
+        except Exception:
+            if not self.models:
+                raise
+            logging.getLogger("ray.serve").exception("%s: the models stay as they were", self.task)
+            return
+        self.models = {sha256: self.models[sha256] for sha256 in wanted}
+
+    async def ready(self, sha256s: Sequence[str]) -> Reply:
+        """Return nothing, once each of these models has answered."""
+        await asyncio.gather(*(self.probe(self.model(sha256)) for sha256 in sha256s))
+        return Reply(b"", "text/plain")
+
+    def _take(self, sha256: str, name: str) -> None:
+        self.models[sha256] = self.load(export.kept(self.task, sha256, self.storage), name)
