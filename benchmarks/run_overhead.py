@@ -61,8 +61,8 @@ def many(ours: bool) -> dict[str, float]:
     from retable.platform.execute.run import launch_for
     from retable.platform.execute.scheduler import train_all
     from retable.platform.execute.session import ray_cluster
-    from retable.platform.execute.trials import Resources
     from retable.platform.plan.plan import compile_configs
+    from retable.platform.spec.resources import Resources
     from retable.platform.spec.task import find
     from retable.platform.store.storage import Storage
 
@@ -122,8 +122,8 @@ def measure() -> dict[str, Any]:
     from retable.platform.execute.run import launch_for
     from retable.platform.execute.scheduler import train_all
     from retable.platform.execute.session import ray_cluster
-    from retable.platform.execute.trials import Resources
     from retable.platform.plan.plan import compile_configs
+    from retable.platform.spec.resources import Resources
     from retable.platform.spec.task import find
     from retable.platform.store.storage import Storage
 

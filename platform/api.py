@@ -10,8 +10,7 @@ from retable.platform.config import changes_of
 from retable.platform.errors import UserError as UserError
 from retable.platform.execute.run import execute
 from retable.platform.execute.session import interruptible
-from retable.platform.execute.sweep import run_sweep
-from retable.platform.execute.sweep_result import SweepResult
+from retable.platform.execute.sweep import SweepResult, run_sweep
 from retable.platform.plan.plan import Plan, compile_configs, compile_plan
 from retable.platform.report import measured, packing, verifying, write
 from retable.platform.report.notebook import Runs, Tables
@@ -59,7 +58,7 @@ def plan(
     Raises:
         UserError: on an unknown table, scale, field or row.
     """
-    changes, patterns = changes_of(set), patterns_of(rows)
+    changes, patterns = changes_of(set), _patterns_of(rows)
     chosen: dict[str, tuple[Task, Table | Figure]] = {}
     for name in expand_names(tables):
         task, table = find_table(name)
@@ -69,7 +68,7 @@ def plan(
     return compile_plan(chosen, Storage.open(storage), scale, changes, patterns, retry=retry_diverged, train=train)
 
 
-def patterns_of(rows: Sequence[str] | str) -> tuple[str, ...]:
+def _patterns_of(rows: Sequence[str] | str) -> tuple[str, ...]:
     """Return the labels or patterns of chosen rows, in the order that names the choice.
 
     Raises:
@@ -139,7 +138,7 @@ def complete(
     if not tables or not all("/" in str(name) for name in tables):
         return {}
     where = Storage.open(storage)
-    filled = write.complete(tables, scale, changes_of(set), patterns_of(rows), where)
+    filled = write.complete(tables, scale, changes_of(set), _patterns_of(rows), where)
     if filled:
         write.write_report(where)
     return filled
@@ -266,7 +265,7 @@ def pack(
     Raises:
         UserError: on an unknown table, scale or row, a damaged file, or where there is nothing to pack.
     """
-    where, patterns = Storage.open(storage), patterns_of(rows)
+    where, patterns = Storage.open(storage), _patterns_of(rows)
     names = expand_names(tables) if tables else ()
     if patterns and not names:
         raise UserError("--rows: name the tables whose rows they are")

@@ -12,8 +12,8 @@ from pathlib import Path
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
-OURS = runpy.run_path(str(Path(__file__).with_name("commit.py")))
-COMMIT: str = OURS["of_checkout"](Path(__file__).absolute().parents[2])
+_OURS = runpy.run_path(str(Path(__file__).with_name("commit.py")))
+COMMIT: str = _OURS["of_checkout"](Path(__file__).absolute().parents[2])
 """Of the checkout that is built, before a build writes into it; an sdist has its own in the package already."""
 
 
@@ -24,7 +24,7 @@ class BuildPy(build_py):
         """Copy it; an editable install has no copy."""
         super().run()
         if COMMIT and not self.editable_mode:
-            OURS["write"](Path(self.build_lib, "retable"), COMMIT)
+            _OURS["write"](Path(self.build_lib, "retable"), COMMIT)
 
 
 class Sdist(sdist):
@@ -34,4 +34,4 @@ class Sdist(sdist):
         """Copy them."""
         super().make_release_tree(base_dir, files)
         if COMMIT:
-            OURS["write"](Path(base_dir, "retable"), COMMIT)
+            _OURS["write"](Path(base_dir, "retable"), COMMIT)

@@ -390,16 +390,16 @@ def changes_of(wanted: Mapping[str, object] | Sequence[str] | None) -> dict[str,
     if isinstance(wanted, str):
         wanted = [wanted]
     if isinstance(wanted, Mapping) and all(isinstance(path, str) for path in wanted):
-        return {path: _plain_value(value) for path, value in wanted.items()}
+        return {path: plain_value(value) for path, value in wanted.items()}
     if isinstance(wanted, Sequence) and all(isinstance(each, str) for each in wanted):
         return parse_set(list(wanted), "set")
     raise UserError(f'set={wanted!r}: write it as {{"seed": 1}} or as ["seed=1"]')
 
 
-def _plain_value(value: object) -> object:
+def plain_value(value: object) -> object:
     """Convert a value of NumPy or PyTorch to a plain Python value."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain_value(each) for each in value)
+        return type(value)(plain_value(each) for each in value)
     convert = getattr(value, "tolist", None)  # both have it, for scalars too
     return convert() if callable(convert) else value
 

@@ -90,7 +90,7 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Show]:
     """
     if not console.is_interactive:
         console.print(title)
-    columns = [*Progress.get_default_columns(), *([RateColumn(unit)] if unit else [])]
+    columns = [*Progress.get_default_columns(), *([_RateColumn(unit)] if unit else [])]
     with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         job = bar.add_task(title, total=None)
 
@@ -152,7 +152,7 @@ def counted(items: Iterable[T], show: Show, total: int) -> Iterator[T]:
         show(done, total)
 
 
-class RateColumn(ProgressColumn):
+class _RateColumn(ProgressColumn):
     """How much is done each second."""
 
     def __init__(self, unit: str) -> None:

@@ -17,7 +17,7 @@ SECRET = (
 )
 """Names of options, variables and parameters whose value is a secret: `api-key`, `AWS_SECRET_KEY`; not `tokens`."""
 VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s'\"]+)"
-SECRETS = (
+_SECRETS = (
     # User info of a URI. Unescaped secrets hold `/`: it ends at the last `@`. Azure's `abfs://container@` is a place.
     (r"(://)[^\s/?#@:]*:\S*@", rf"\1{HIDDEN}@"),
     (r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)(://)[^\s/?#@]+@", rf"\1{HIDDEN}@"),
@@ -33,7 +33,7 @@ def redact(text: str) -> str:
 
     What is a secret is told by its name. Where that is unsure, as in `scheme://name:text/text@text`, it is hidden.
     """
-    for pattern, shown in SECRETS:
+    for pattern, shown in _SECRETS:
         text = re.sub(pattern, shown, text, flags=re.IGNORECASE)
     return text
 
@@ -58,13 +58,6 @@ def portable(command: str) -> str:
     return re.sub(r" --storage[ =]\S+", "", command)
 
 
-def clean(text: object, most: int = 200) -> str:
-    """Return foreign text as one line without control characters, cut where long."""
-    shown = " ".join(str(text).split())
-    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
-
-
 class UserError(Exception):
     """A mistake that the user can mend. Its text is one line without secrets: what is wrong, where, and the remedy.
 
@@ -87,7 +80,7 @@ class Denied(Unreachable):
     """A bucket that refuses these credentials: wrong, or expired and soon renewed."""
 
 
-PASSING = tuple(
+_PASSING = tuple(
     getattr(errno, name)
     for name in (
         "ESTALE ETIMEDOUT EAGAIN EBUSY ENETDOWN ENETUNREACH "
@@ -95,7 +88,7 @@ PASSING = tuple(
     ).split()
 )
 """What a network folder says while its server is away."""
-PASSING_WORDS = re.compile(
+_PASSING_WORDS = re.compile(
     r"NETWORK_CONNECTION|SLOW_DOWN|THROTTL|INTERNAL_(FAILURE|ERROR)|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT"
     r"|HTTP status (5\d\d|408|429)|curlCode|time[ds]?[ -]?out|connection|temporar|unavailable"
     r"|could not (connect|resolve)",
@@ -104,7 +97,7 @@ PASSING_WORDS = re.compile(
 """What a bucket's own words hold while it is away; a wrong key or name says something else."""
 
 
-DENIED_WORDS = re.compile(
+_DENIED_WORDS = re.compile(
     r"ACCESS_DENIED|HTTP status 40[13]|expired|INVALID_(ACCESS_KEY_ID|CLIENT_TOKEN_ID)", re.IGNORECASE
 )
 """What they hold where credentials are wrong, or have expired."""
@@ -197,9 +190,9 @@ def passing_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         message = _first_line(error)
-        if error.errno is None and DENIED_WORDS.search(message):
+        if error.errno is None and _DENIED_WORDS.search(message):
             raise Denied(f"{what}: {message}; check the credentials") from error
-        if error.errno in PASSING or (error.errno is None and PASSING_WORDS.search(message)):
+        if error.errno in _PASSING or (error.errno is None and _PASSING_WORDS.search(message)):
             raise Unreachable(f"{what}: {message}") from error
         raise
 

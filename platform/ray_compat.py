@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 
-class AutoConnect:
+class _AutoConnect:
     """The former value of Ray's auto-connect flag, except that it is false in threads of a Ray that has ended."""
 
     def __init__(self, former: object, left: Iterable[threading.Thread]) -> None:
@@ -56,9 +56,9 @@ def ray_session() -> Iterator[None]:
             ray.shutdown()
         finally:
             left = set(threading.enumerate()) - threads - {threading.current_thread()}
-            if isinstance(flag, AutoConnect):
+            if isinstance(flag, _AutoConnect):
                 flag, left = flag.former, left | set(flag.left)
-            restored: Any = AutoConnect(flag, left) if left else flag
+            restored: Any = _AutoConnect(flag, left) if left else flag
             hook.enable_auto_connect = restored
 
 

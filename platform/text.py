@@ -1,4 +1,4 @@
-"""Numbers, times and lists as people read and write them."""
+"""Numbers, times, lists and foreign text as people read and write them."""
 
 from __future__ import annotations
 
@@ -55,6 +55,17 @@ def size(amount: float) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
         amount /= 1000
     return f"{amount:.1f} TB"
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text, cut where it is longer."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def plain(text: object, most: int = 200) -> str:
+    """Return foreign text as one line without control characters, cut where long."""
+    shown = " ".join(str(text).split())
+    return cut("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown), most)
 
 
 def age(moment: float) -> str:

@@ -33,7 +33,7 @@ KEEP_ALIVE = 65
 """Seconds that a connection stays open without a request; longer than the minute of usual proxies before it."""
 LOGS = {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False}
 """A line of JSON for each request and for what fails, with the request's id, in the folder of Ray's logs."""
-GPU_SHARE = 0.2
+_GPU_SHARE = 0.2
 """Of a GPU, where there is one: all tasks that use it fit on one."""
 
 
@@ -75,11 +75,11 @@ class Deployment:
     searches: bool = False
     """Whether it is made with the `index` of the arguments."""
     has_jobs: bool = False
-    """Whether `JOBS` are beside it."""
+    """Whether `_JOBS` are beside it."""
 
     def options(self) -> Json:
         """Return the deployment's options for Serve."""
-        gpus = GPU_SHARE if self.gpu and cluster_resources().get("GPU", 0) else 0
+        gpus = _GPU_SHARE if self.gpu and cluster_resources().get("GPU", 0) else 0
         return {
             "user_config": {"models": []} if self.gets_models else None,
             "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": gpus},
@@ -92,22 +92,22 @@ class Deployment:
 
 
 CLASSES = "retable.serve.deployments"
-INGRESS = Deployment("retable.serve.ingress.app.Ingress", cpus=0.2, ongoing=4096, gpu=False)
+_INGRESS = Deployment("retable.serve.ingress.app.Ingress", cpus=0.2, ongoing=4096, gpu=False)
 DEPLOYMENTS: Mapping[str, Deployment] = {
     "weather": Deployment(f"{CLASSES}.weather.Forecasters", 0.5, ongoing=64, places=8, wait=20, queued=32),
     "style": Deployment(f"{CLASSES}.style.Styles", 0.5, ongoing=64, places=8, wait=20, queued=32, has_jobs=True),
     "audio": Deployment(f"{CLASSES}.audio.Retrieval", 0.4, ongoing=2048, places=64, wait=5, queued=256, searches=True),
     "rl": Deployment(f"{CLASSES}.rl.Policies", 0.3, ongoing=2048, places=128, wait=5, queued=512, gpu=False),
 }
-OTHERS = Deployment(f"{CLASSES}.answers.Answers", 0.3, ongoing=64, places=4, wait=20, queued=32, gpu=False)
+_OTHERS = Deployment(f"{CLASSES}.answers.Answers", 0.3, ongoing=64, places=4, wait=20, queued=32, gpu=False)
 """Of each task beside these: it answers files, as its module `answer` does."""
-JOBS = Deployment(f"{CLASSES}.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, gets_models=False)
+_JOBS = Deployment(f"{CLASSES}.jobs.Jobs", cpus=0.1, ongoing=8, queued=32, gets_models=False)
 """Videos, where styles are served; always one replica, which has the folder."""
 
 
-def deployment_of(task: str) -> Deployment:
+def _deployment_of(task: str) -> Deployment:
     """Return how replicas of a task run."""
-    return DEPLOYMENTS.get(task, OTHERS)
+    return DEPLOYMENTS.get(task, _OTHERS)
 
 
 class Arguments(BaseModel):
@@ -186,9 +186,9 @@ def served(models: Sequence[Model]) -> dict[str, Json]:
 
 def reserved(tasks: Sequence[str], least: Mapping[str, int]) -> dict[str, float]:
     """Return the CPUs that the replicas of each deployment reserve that are always there."""
-    named = {task: deployment_of(task) for task in tasks} | {"ingress": INGRESS}
-    if any(deployment_of(task).has_jobs for task in tasks):
-        named["jobs"] = JOBS
+    named = {task: _deployment_of(task) for task in tasks} | {"ingress": _INGRESS}
+    if any(_deployment_of(task).has_jobs for task in tasks):
+        named["jobs"] = _JOBS
     return {name: of.cpus * least.get(name, 1) for name, of in named.items()}
 
 
@@ -203,7 +203,7 @@ def scaling(tasks: Sequence[str], least: Mapping[str, int], spare: float, cores:
     """
     settings: dict[str, dict[str, object]] = {"ingress": {"num_replicas": least.get("ingress", 1)}}
     for task in tasks:
-        always, of = least.get(task, 1), deployment_of(task)
+        always, of = least.get(task, 1), _deployment_of(task)
         most = max(always, min(cores, always + int(spare / of.cpus + 1e-6)))
         # Each replica has half of what it may have at once: then another one starts.
         limits = {"min_replicas": always, "max_replicas": most, "target_ongoing_requests": of.places / 2}
@@ -232,13 +232,13 @@ def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapp
 
     handles: dict[str, object] = {}
     for task in arguments.tasks:
-        of = deployment_of(task)
+        of = _deployment_of(task)
         given = {"index": arguments.index} if of.searches else {}
         wait = arguments.wait_seconds.get(task, of.wait)
         handles[task] = made(task, of).bind(storage, task, **given, places=of.places, wait=wait)
         if of.has_jobs:
-            handles["jobs"] = made("jobs", JOBS).bind(storage)
-    made_ingress = made("ingress", INGRESS)
+            handles["jobs"] = made("jobs", _JOBS).bind(storage)
+    made_ingress = made("ingress", _INGRESS)
     limits = replace(LIMITS, client_requests=arguments.client_requests)
     gate = (arguments.token_sha256, arguments.hosts, limits, storage)
     application: serve.Application = made_ingress.bind(handles, *gate)

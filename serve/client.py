@@ -24,10 +24,10 @@ from retable.serve.ingress.replies import PROBLEM, Json
 
 Array = npt.NDArray[Any]
 
-AGAIN = (408, 429, 502, 503)
+_AGAIN = (408, 429, 502, 503)
 """What a server says that is busy, or whose replica died; every call here can be made twice without harm."""
 
-POLL = 1.0
+_POLL = 1.0
 """Seconds between two looks at a job."""
 
 
@@ -51,7 +51,7 @@ class Answer:
     def worth_another(self) -> bool:
         """Whether the same request may be answered if it is sent again."""
         ours = self.headers.get("content-type", "") == PROBLEM
-        return self.status in AGAIN or (self.status == 500 and not ours)  # Serve's own 500: a replica died
+        return self.status in _AGAIN or (self.status == 500 and not ours)  # Serve's own 500: a replica died
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Client:
         id = str(answer["id"])
         try:
             while answer["state"] in ("queued", "running"):
-                time.sleep(POLL)
+                time.sleep(_POLL)
                 answer = self.job(id)
                 if report:
                     report(answer)

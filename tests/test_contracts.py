@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from retable.platform import api
 from retable.platform.config import choice_name, field_types, fingerprint, flatten, override
 from retable.platform.errors import UserError
-from retable.platform.execute.trials import Job, Launch, Members, Resources, train_group
-from retable.platform.spec.resources import Requirements
+from retable.platform.execute.trials import Job, Launch, Members, train_group
+from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import Startable, find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage

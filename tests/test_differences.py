@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from retable.platform.plan.plan import compile_plan
-from retable.platform.report.html import in_order, render
+from retable.platform.report.html import render
+from retable.platform.report.papers import in_order
 from retable.platform.report.render import grid, latex, markdown
 from retable.platform.report.results import FilledTable, fill
 from retable.platform.spec.table import Column, Combined, Measurement, Row, Table

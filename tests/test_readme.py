@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from retable.platform.cli import filled
-from retable.platform.report import summary, write
+from retable.platform.report import papers, write
 from retable.platform.spec.task import find
 from tests import documents
 
@@ -40,13 +40,13 @@ def terminal():
 def test_its_terminal_is_what_the_command_prints(monkeypatch):
     shown = terminal()
     words = [re.split(r"\s{2,}", line.strip()) for line in shown[1:5]]
-    lines = [summary.Line(w[0], w[1], find(w[0]).key_number.about, *w[3:]) for w in words]
+    lines = [papers.Line(w[0], w[1], find(w[0]).key_number.about, *w[3:]) for w in words]
     claims = [re.fullmatch(r"claims (.+) \((.+)\): (.+)", line) for line in shown if line.startswith("claims")]
     verdicts = iter([[f"{c[1]}: {c[3]}" for c in claims if c[2].endswith(end)] for end in ("run here", "came along")])
     own = SimpleNamespace(name="weather/table1", scale="quick", rows=[], changes={})
     shipped = SimpleNamespace(name="weather/table1", scale="small", rows=[], changes={})
-    monkeypatch.setattr(summary, "lines", lambda *_: lines)
-    monkeypatch.setattr(summary, "verdicts", lambda _: next(verdicts))
+    monkeypatch.setattr(papers, "summary_lines", lambda *_: lines)
+    monkeypatch.setattr(papers, "verdict_lines", lambda _: next(verdicts))
     monkeypatch.setattr(write, "shipped_sections", lambda *_: [shipped])
     printed = io.StringIO()
     monkeypatch.setattr(filled, "console", Console(file=printed, width=160, highlight=False))

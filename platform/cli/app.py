@@ -37,7 +37,7 @@ from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more, clock, plural, seconds_of
 
 if TYPE_CHECKING:
-    from retable.platform.execute.sweep_result import SweepResult
+    from retable.platform.execute.sweep import SweepResult
     from retable.platform.plan.cluster_spec import Cluster, Prices
     from retable.platform.plan.plan import Plan
 
@@ -247,7 +247,7 @@ def plan(
     · `retable plan weather/table1 --graph dot | dot -Tsvg > plan.svg`
     """
     from retable.platform.plan import audit as auditing
-    from retable.platform.plan import calibration
+    from retable.platform.plan import cost
     from retable.platform.plan.cluster_spec import SHIPPED, prices_file, read_cluster, read_prices
     from retable.platform.plan.graph import as_dot, as_text, build
 
@@ -261,9 +261,9 @@ def plan(
         for line in (as_text if graph == "text" else as_dot)(build(work)):
             typer.echo(line)
         return
-    audited = auditing.audit(work, known := calibration.learn(work), _gpu_rates()[1]) if configs or as_json else []
+    audited = auditing.audit(work, known := cost.learn(work), _gpu_rates()[1]) if configs or as_json else []
     if as_json:
-        summary = auditing.summary(work, known, calibration.core_seconds(work, known))
+        summary = auditing.summary(work, known, cost.core_seconds(work, known))
         runs.print_json({**summary, "rows": audited} if configs else summary)
         return
     print_plan(work)
@@ -298,7 +298,7 @@ def _print_cost(work: Plan, nodes: Cluster, prices: Prices) -> None:
 
 def print_plan(work: Plan, wanted: Resources | None = None) -> None:
     """Print a plan's counts and cost, and the resources of its trainings (`wanted`: the user's overrides)."""
-    from retable.platform.plan import calibration
+    from retable.platform.plan import cost
     from retable.platform.plan.plan import left_out
 
     rows = sum(not hidden(row) for _, table in work.tables.values() for row in table.rows)
@@ -317,10 +317,10 @@ def print_plan(work: Plan, wanted: Resources | None = None) -> None:
             grid.add_row("" if number else title, line)
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
     grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
-    known = calibration.learn(work)
-    grid.add_row("estimated cost", f"{clock(calibration.core_seconds(work, known))} of one CPU core (rough)")
+    known = cost.learn(work)
+    grid.add_row("estimated cost", f"{clock(cost.core_seconds(work, known))} of one CPU core (rough)")
     if known:
-        grid.add_row("", calibration.summary(known))
+        grid.add_row("", cost.learnt_line(known))
     device, measured = _gpu_rates()
     if work.missing and measured:
         hours, untimed = work.gpu_hours(measured)

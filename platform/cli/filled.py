@@ -23,8 +23,7 @@ FEW = 3
 
 def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
     """Print what many tables come to: a line a paper, the verdicts, where the report is, and what to do next."""
-    from retable.platform.report import summary
-    from retable.platform.report.html import in_order
+    from retable.platform.report.papers import in_order, summary_lines, verdict_lines
     from retable.platform.report.render import SMOKE, sent
     from retable.platform.report.write import shipped_sections
 
@@ -34,7 +33,7 @@ def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
     shown = Grid(box=None, padding=(0, 1))
     for title in ("", "filled here", "a number to look at", scale, *(["small"] if shipped else []), "published"):
         shown.add_column(title, justify="right" if title in (scale, "small", "published") else "left")
-    for line in summary.lines(own, shipped):
+    for line in summary_lines(own, shipped):
         small = [line.small] if shipped else []
         shown.add_row(line.paper, line.filled, line.about, line.here, *small, line.published)
     console.print()
@@ -46,7 +45,7 @@ def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
     here, came = [part for part in own if not sent(part)], [*filter(sent, own), *shipped]
     scales = ", ".join(dict.fromkeys(part.scale for part in came))
     for where, parts in ((f"{scale}, run here", here), (f"{scales}, came along", came)):
-        for words in summary.verdicts(parts):
+        for words in verdict_lines(parts):
             say(f"claims {words.replace(':', f' ({where}):', 1)}")
     console.print(f"report: {storage}/report/index.html")
     console.print("next: retable tables TABLE (one of them here) · retable serve (the models, on a page) · "

@@ -15,14 +15,15 @@ from retable.platform.config import Config
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, one_line
 from retable.platform.execute.scoring import task_error
-from retable.platform.execute.session import switches
+from retable.platform.execute.session import alive_nodes, switches
+from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.task import Task, find
 from retable.platform.store.lease import DEATHS
 from retable.platform.store.storage import Storage
 
-ROOM = 0.3
+_ROOM = 0.3
 """Share of a node's object store for datasets: each node that trains holds all of them."""
-AGAIN = "make or convert the data set again"
+_AGAIN = "make or convert the data set again"
 
 
 class RefHolder:
@@ -84,8 +85,8 @@ class DatasetCache:
         # Not soft: Ray may then take an idle node, which an autoscaler takes away, as the actor asks for nothing.
         here = On(ray.get_runtime_context().get_node_id(), soft=False)
         self.holder: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(RefHolder).remote()  # type: ignore[call-overload]
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        self.room = ROOM * min((node.get("object_store_memory", 0) for node in nodes), default=0)
+        sizes = (node["Resources"].get("object_store_memory", 0) for node in alive_nodes())
+        self.room = _ROOM * min(sizes, default=0)
 
     def reserve(self, places: Iterable[str]) -> None:
         """Count trainings still to come on these data folders; a dataset is kept until its last training has ended."""
@@ -104,17 +105,20 @@ class DatasetCache:
         """Count a trial that uses a dataset."""
         self.entries[where].users += 1
 
-    def release(self, where: str, trainings: int) -> None:
-        """Count a trial that ended, with its trainings; drop the dataset after the last training."""
-        self.entries[where].users -= 1
+    def release(self, where: str, trainings: int, users: int = 1) -> None:
+        """Count a trial that ended, with its trainings; drop the dataset after the last training.
+
+        Args:
+            where: the data folder.
+            trainings: how many ended, or will not begin.
+            users: the trials that ended: 0 for trainings that never began.
+        """
+        if users:
+            self.entries[where].users -= 1
         self.wanted[where] -= trainings
-        if self.wanted[where] <= 0:
+        if self.wanted[where] <= 0 and where in self.entries:
             self.holder.drop.remote(where)
             del self.entries[where]
-
-    def poll(self, seconds: float = 0.0) -> bool:
-        """Process completed dataset tasks; block up to `seconds` for the first one; return whether anything changed."""
-        return self._wait(seconds)
 
     def fetch(self, configs: Mapping[str, tuple[Task, Config]]) -> None:
         """Load datasets, by their folders, and wait for all of them.
@@ -126,9 +130,10 @@ class DatasetCache:
             for entry in self.entries.values():
                 if entry.failure:
                     raise UserError(entry.failure)
-            self._wait(None)
+            self.poll(None)
 
-    def _wait(self, seconds: float | None) -> bool:
+    def poll(self, seconds: float | None = 0.0) -> bool:
+        """Process completed dataset tasks; block up to `seconds` for the first one; return whether anything changed."""
         import ray
 
         pending = {entry.pending: where for where, entry in self.entries.items() if entry.pending is not None}
@@ -168,7 +173,7 @@ class DatasetCache:
         """Return the size of a dataset in bytes; 0 unless it can be streamed."""
         if not entry.task.dataset.streams:
             return 0
-        size: int = self.storage.read_record(f"data/{where}/dataset.json", {"bytes": int}, AGAIN)["bytes"]
+        size: int = self.storage.read_record(f"data/{where}/dataset.json", {"bytes": int}, _AGAIN)["bytes"]
         return size
 
     def _full(self, wanted: Entry) -> bool:
@@ -203,7 +208,7 @@ def _make_set(task_name: str, config: Config, storage: Storage) -> str | None:
     return None
 
 
-def _read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, Any]:
+def _read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, Arrays | None]:
     """Read a data set through Ray Data; return why it cannot be read, or None, and its arrays."""
     import pyarrow as pa
     import ray

@@ -18,6 +18,7 @@ from retable.platform.errors import one_line
 from retable.platform.execute.scoring import report_result, shards_of, training_metrics, weights_digest
 from retable.platform.execute.session import possible_resources
 from retable.platform.plan.plan import Combining, Plan, Scoring, name_of_combining
+from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.task import Source, find
 from retable.platform.store.lease import DEATHS
 from retable.platform.store.run import read_arrays, sha256, write_arrays
@@ -34,7 +35,7 @@ class StoredMember:
     place: Storage
     shard: str
 
-    def load(self) -> Mapping[str, Any]:
+    def load(self) -> Arrays:
         """Read the predictions."""
         return read_arrays(self.place, f"{self.shard}/predictions.npz")
 
@@ -45,7 +46,7 @@ class Shard:
 
     task: str
     config: Config
-    read: Any
+    read: View
     """The first member's view that this shard belongs to."""
     where: str
     storage: Storage
@@ -72,7 +73,7 @@ class Shard:
         return None
 
 
-class Combiner:
+class _Combiner:
     """The actor: combines one shard after another."""
 
     def run(self, piece: Shard) -> str | None:
@@ -219,7 +220,7 @@ class Actors:
         room = max(1, int(possible_resources().get("CPU", 1))) if self.waiting else 0
         while self.waiting and len(self.running) < room:
             piece = self.waiting.popleft()
-            actor: Any = self.idle.pop() if self.idle else ray.remote(num_cpus=1)(Combiner).remote()
+            actor: Any = self.idle.pop() if self.idle else ray.remote(num_cpus=1)(_Combiner).remote()
             self.running[actor.run.remote(piece)] = (actor, piece)
 
     def _take(self, ref: Any) -> tuple[Shard, str | None] | None:
@@ -261,7 +262,7 @@ def score(combining: Combining, storage: Storage) -> str | None:
     return None
 
 
-def summaries(combining: Combining, storage: Storage) -> dict[str, Any]:
+def summaries(combining: Combining, storage: Storage) -> dict[str, Arrays]:
     """Read what a combination is scored from: shard -> arrays."""
     task, config, place = combining.task, combining.members[0].config, output_folder(combining, storage)
     shards = shards_of(task, config, task.reads(combining.view), storage, place)

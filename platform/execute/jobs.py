@@ -23,15 +23,15 @@ from retable.platform.store.storage import Storage
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-DASHBOARD = "http://127.0.0.1:8265"
-EXCLUDED = (
+_DASHBOARD = "http://127.0.0.1:8265"
+_EXCLUDED = (
     *(".git", ".venv", "venv", "results", "build", "dist", "node_modules", "*.egg-info", "__pycache__"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".index", ".ray"),
 )
 """What is never uploaded, besides what `.gitignore` and `.rayignore` name."""
 COMMANDS = ("reproduce", "train", "sweep", "score", "report", "plan", "predict", "doctor")
 """What makes sense as a job."""
-UPLOAD = 500 * 2**20
+_UPLOAD = 500 * 2**20
 """Bytes that Ray takes at most of a folder; ours is counted unpacked, as photographs and weights do not shrink."""
 ANSWER = 10.0
 """Seconds that a dashboard has to answer."""
@@ -45,7 +45,7 @@ def dashboard(address: str) -> str:
     Raises:
         UserError: where it is the address of something else.
     """
-    url = (address or os.environ.get("RAY_API_SERVER_ADDRESS", "") or DASHBOARD).rstrip("/")
+    url = (address or os.environ.get("RAY_API_SERVER_ADDRESS", "") or _DASHBOARD).rstrip("/")
     if re.fullmatch(r"https?://[^/\s]+", url):
         return url
     host = re.match(r"(?:\w+://)?([^:/\s]+)", url)
@@ -178,12 +178,12 @@ def _check_upload(folder: Path) -> None:
     Raises:
         UserError: naming its largest files.
     """
-    sizes = {path: path.stat().st_size for path in ray_compat.uploaded(folder, EXCLUDED)}
-    if sum(sizes.values()) <= UPLOAD:
+    sizes = {path: path.stat().st_size for path in ray_compat.uploaded(folder, _EXCLUDED)}
+    if sum(sizes.values()) <= _UPLOAD:
         return
     largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
     named = ", ".join(f"{path.relative_to(folder)} {sizes[path] / 1e6:,.0f} MB" for path in largest)
-    what = f"{sum(sizes.values()) / 1e6:,.0f} MB, unpacked, would be uploaded, and Ray takes {UPLOAD / 1e6:,.0f}"
+    what = f"{sum(sizes.values()) / 1e6:,.0f} MB, unpacked, would be uploaded, and Ray takes {_UPLOAD / 1e6:,.0f}"
     raise UserError(f"{folder}: {what}; name in .rayignore what the job does not need, such as {named}")
 
 
@@ -210,7 +210,7 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
         return _submit(
             client,
             entrypoint=shlex.join(["python", "-m", "retable.platform.cli", *words]),
-            runtime_env={"working_dir": str(folder), "excludes": list(EXCLUDED), "env_vars": variables},
+            runtime_env={"working_dir": str(folder), "excludes": list(_EXCLUDED), "env_vars": variables},
             metadata={"retable": redact(shlex.join(words))},
         )
 

@@ -13,18 +13,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 from retable.platform import ray_compat
+from retable.platform.execute.session import alive_nodes
 from retable.platform.store import lease as attempts
 from retable.platform.store.lease import Lease
 from retable.platform.store.run import RunFolder
 
-GRACE = 10.0
+_GRACE = 10.0
 """Seconds that a process which has to end waits for its checkpoint; a step may take so long."""
 POLL_SECONDS = 5.0
 """Seconds between polls for node drains and requests without a signal."""
-MARK = "leave"
+_MARK = "leave"
 """File in an attempt's folder by which a trial requests a checkpoint of the workers of its Train group."""
 
 
@@ -49,12 +51,12 @@ class Notice:
         """Wait a limited time for a checkpoint of the current step, then release the leases."""
         if self.members and self.relayed:
             for attempt in self.members:
-                attempt.folder.folder.write(f"{attempt.path}/{MARK}", b"")
-            first, deadline = self.members[0], time.monotonic() + GRACE + POLL_SECONDS
-            while first.folder.folder.exists(f"{first.path}/{MARK}") and time.monotonic() < deadline:
+                attempt.folder.folder.write(f"{attempt.path}/{_MARK}", b"")
+            first, deadline = self.members[0], time.monotonic() + _GRACE + POLL_SECONDS
+            while first.folder.folder.exists(f"{first.path}/{_MARK}") and time.monotonic() < deadline:
                 time.sleep(0.2)
         elif self.members:
-            self.saved.wait(GRACE)
+            self.saved.wait(_GRACE)
         for attempt in self.members:
             attempt.write_state("released", -1)
 
@@ -65,11 +67,11 @@ NOTICE = Notice()
 class SigtermMixin:
     """Mixin for the class that Tune makes of a trial function; its `setup` runs in the main thread of the process."""
 
-    def setup(self, config: Any, **more: Any) -> None:
+    def setup(self, config: object, **more: object) -> None:
         """Handle SIGTERM: checkpoint first, then call Ray's handler."""
         before = signal.getsignal(signal.SIGTERM)
 
-        def leave(signum: int, frame: Any) -> None:
+        def leave(signum: int, frame: FrameType | None) -> None:
             if not NOTICE.requested.is_set() and not NOTICE.ending:
                 NOTICE.requested.set()
                 threading.Thread(target=_end_process, daemon=True, name="leave").start()
@@ -136,20 +138,20 @@ def worker_preemption(members: Sequence[Lease], rank: int) -> Iterator[Callable[
     first = members[0]
 
     def told() -> bool:
-        return node_draining() or (rank == 0 and first.folder.folder.exists(f"{first.path}/{MARK}"))
+        return node_draining() or (rank == 0 and first.folder.folder.exists(f"{first.path}/{_MARK}"))
 
     def answer() -> None:
         NOTICE.checkpoint_written()
         if rank == 0 and NOTICE.saved.is_set():
             for attempt in members:
-                attempt.folder.folder.remove(f"{attempt.path}/{MARK}")
+                attempt.folder.folder.remove(f"{attempt.path}/{_MARK}")
             NOTICE.saved.clear()
 
     with _polling(told):
         yield answer
 
 
-def give_notice(folders: Sequence[RunFolder], wait: float = GRACE) -> None:
+def give_notice(folders: Sequence[RunFolder]) -> None:
     """Send SIGTERM to the processes that train these runs, on all nodes, and wait for their checkpoints."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
@@ -161,12 +163,10 @@ def give_notice(folders: Sequence[RunFolder], wait: float = GRACE) -> None:
         return
     _send_sigterm(processes)
     others = [each for each in processes if each[0] != attempts.process_namespace()]
-    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]] if others else []  # type: ignore[no-untyped-call]
-    for node in alive:
-        ray.remote(num_cpus=0, max_retries=0)(_send_sigterm).options(scheduling_strategy=On(node, soft=False)).remote(
-            others
-        )
-    over = time.monotonic() + wait
+    for node in alive_nodes() if others else ():
+        there = On(node["NodeID"], soft=False)
+        ray.remote(num_cpus=0, max_retries=0)(_send_sigterm).options(scheduling_strategy=there).remote(others)
+    over = time.monotonic() + _GRACE
     while time.monotonic() < over:
         alive_runs = [(folder, record) for folder, record in alive_runs if not attempts.is_over(_newest_record(folder))]
         if not alive_runs:

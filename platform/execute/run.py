@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from retable.platform.errors import UserError
-from retable.platform.execute.post_training import After
-from retable.platform.execute.scheduler import train_all
+from retable.platform.execute.scheduler import After, train_all
 from retable.platform.execute.scoring import measure_all
 from retable.platform.execute.session import (
     check_nodes,
@@ -18,7 +16,7 @@ from retable.platform.execute.session import (
     resource_of,
 )
 from retable.platform.execute.trials import Launch
-from retable.platform.plan.plan import Plan, Training, compile_plan
+from retable.platform.plan.plan import Plan, Prediction, Scoring, Training, compile_plan
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.table import split_view
 from retable.platform.store import provenance
@@ -33,7 +31,7 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
         return {}
     with interruptible():
         work.storage.check_writable()
-        if prepare_data(at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
+        if prepare_data(_at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
             on = work.measure_on
             request = (work.tables, work.storage, work.scale, work.changes, work.rows)
             work = compile_plan(*request, retry=work.retry, train=work.train)
@@ -53,13 +51,14 @@ def _in_groups(work: Plan, resources: Resources) -> bool:
     return any(resources.needs(each.task, each.config, 0.0).workers > 1 for each in work.missing)
 
 
-def at_once(work: Plan) -> list[Training]:
+def _at_once(work: Plan) -> list[Training]:
     """Return the trainings whose data must exist before Ray starts: those of finished runs.
 
     Where all read one data set there is nothing to train beside, and what cannot be had is refused before Ray starts.
     A run that came in a bundle needs its data only where something of it is to be made.
     """
-    items: list[Any] = [*work.unscored, *work.predictions.values(), *(m for c in work.uncombined for m in c.members)]
+    items: list[Scoring | Prediction] = [*work.unscored, *work.predictions.values()]
+    items += [member for combining in work.uncombined for member in combining.members]
     busy = {item.folder.path for item in items}
     every = [t for t in work.trainings.values() if t.status != "done" or t.folder.path in busy or not t.folder.bundle()]
     alone = len({training.task.dataset.where(training.config) for training in every}) == 1 and not cluster_address()

@@ -1,34 +1,39 @@
-"""Training scheduler: starts each run once its dataset is loaded and its parent run has ended."""
+"""Scheduler: starts each training once its dataset is loaded and its parent has ended, and what follows beside them.
+
+`Scheduler` is the queue of trials that Tune asks; `After` predicts, scores and combines as soon as inputs exist.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from retable.platform.console import ProgressBoard, console
 from retable.platform.execute.callback import FAILURE, LATE, TAKEN, Report, RunProgress, Spec, TrialCallback
 from retable.platform.execute.datasets import DatasetCache
-from retable.platform.execute.post_training import After
+from retable.platform.execute.ensembles import Ensembler
+from retable.platform.execute.scoring import ScoringTasks
 from retable.platform.execute.session import possible_resources
 from retable.platform.execute.trials import Job, Launch, check, concurrent, fit
-from retable.platform.plan.graph import Node, Order, data_key, train_key, train_nodes
-from retable.platform.plan.plan import Plan, Shared, Training, name_of, stacks
-from retable.platform.spec.resources import Requirements, largest
+from retable.platform.plan.graph import Node, Order, data_key, evaluation_nodes, train_key, train_nodes
+from retable.platform.plan.plan import Plan, Prediction, Scoring, Shared, Training, name_of, stacks
+from retable.platform.spec.resources import Requirements, Resources, largest
 from retable.platform.store.lease import StaleLeaseWatcher
+from retable.platform.store.run import RunFolder
 from retable.platform.text import plural
 
 if TYPE_CHECKING:
     from ray.tune.search import Searcher
 
-STACK = 128
+_STACK = 128
 """Maximum members of a stack, unless the user sets one."""
 POLL_SECONDS = 2.0
 """Seconds between polls of completed tasks, the size of the cluster, and runs that other commands own."""
-LEAST_PENDING = 200
+_LEAST_PENDING = 200
 """Minimum number of trials that may be pending: pending trials make a cluster grow."""
 
 
@@ -43,7 +48,7 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
     jobs: list[Sequence[Training]] = []
     for group in plan.groups.values():
         needs = largest(resources.needs(each.task, each.config, gpus) for each in group)
-        jobs += stacks([group], stack_size(needs, gpus, resources.stack, len(todo)))
+        jobs += stacks(group, stack_size(needs, gpus, resources.stack, len(todo)))
     jobs.sort(key=lambda stack: min(map(plan.start_order, stack)))
     takes = [largest(resources.needs(each.task, each.config, gpus) for each in stack) for stack in jobs]
     known = {needs: needs for needs in takes}  # one object each: what trials are asked for is sent with each
@@ -67,7 +72,7 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
                 reuse=all(needs.workers == 1 for needs in known),
                 search_alg=flow.searcher(),
                 num_samples=-1,
-                max_concurrent_trials=max(LEAST_PENDING, int(1.1 * possible_resources().get("CPU", 1))),
+                max_concurrent_trials=max(_LEAST_PENDING, int(1.1 * possible_resources().get("CPU", 1))),
             )
         if flow.not_begun:
             console.print(
@@ -95,7 +100,7 @@ def stack_size(needs: Requirements, gpus: float, stack: int, trainings: int) -> 
     if stack or not needs.gpus:
         return stack or 1
     at_once = int(gpus / (needs.workers * needs.gpus))
-    return min(STACK, -(-trainings // max(1, at_once)))
+    return min(_STACK, -(-trainings // max(1, at_once)))
 
 
 @dataclass
@@ -134,6 +139,10 @@ class Scheduler:
         self.blocked = {job: {train_key(each.folder.path) for each in stack} for job, stack in enumerate(self.stacks)}
         """Job -> the keys of its members that may not start yet."""
         self.order = Order(train_nodes(trainings, self.launch.storage, self.shared))
+        self.parents = {need for node in self.order.nodes.values() for need in node.needs}
+        """Keys that others wait for."""
+        self.lost: dict[str, str] = {}
+        """Key of a training that gives its children no weights -> why, in words."""
         self.datasets.reserve(each.task.dataset.where(each.config) for each in trainings)
         self.release_ready()
 
@@ -154,13 +163,25 @@ class Scheduler:
         return first.task.dataset.where(first.config)
 
     def release_ready(self) -> None:
-        """Enqueue the trials whose datasets are loaded and whose parents have ended, successfully or not."""
+        """Enqueue the trials whose datasets are loaded and whose parents have weights."""
         self._end_loaded()
         while nodes := self.order.ready():
-            self.loading += [node for node in nodes if node.kind == "data"]
-            self._unblock(node.key for node in nodes if node.kind == "train")
+            for node in nodes:
+                if node.kind == "train":
+                    self._unblock(node.key)
+                elif self._is_read(node):
+                    self.loading.append(node)
+                else:
+                    self.order.end(node.key, failed=True)
             self._end_loaded()
-        self._unblock(self.order.failed & self.jobs.keys())
+        skipped, self.order.skipped = self.order.skipped, []
+        for node in skipped:
+            self._unblock(node.key)
+
+    def _is_read(self, data: Node) -> bool:
+        """Return whether any reader of a dataset may still begin."""
+        readers = (node for node in self.order.nodes.values() if data.key in node.needs)
+        return any(not self.order.failed & reader.needs for reader in readers)
 
     def _end_loaded(self) -> None:
         """End the nodes of datasets that are loaded, or that cannot be loaded."""
@@ -171,18 +192,32 @@ class Scheduler:
                 self.loading.remove(node)
                 self.order.end(node.key, failed=available is None)
 
-    def _unblock(self, keys: Iterable[str]) -> None:
-        """Enqueue the jobs that wait for nothing but these members, without the members that failed."""
-        for key in keys:
-            job = self.jobs[key]
-            waits = self.blocked.get(job, set())
-            waits.discard(key)
-            if job in self.blocked and not waits:
-                del self.blocked[job]
-                paths = enumerate(train_key(training.folder.path) for training in self.stacks[job])
-                members = [member for member, path in paths if path not in self.order.failed]
-                if members:
-                    self.enqueue({"job": job, "members": members, "dead": [0] * len(members)})
+    def _unblock(self, key: str) -> None:
+        """Enqueue a member's job if it waits for no other, without the members that failed."""
+        job = self.jobs[key]
+        if job not in self.blocked:  # after the deadline
+            return
+        waits = self.blocked[job]
+        waits.discard(key)
+        if key in self.order.failed:
+            self._show_lost(key)
+        if not waits:
+            del self.blocked[job]
+            paths = enumerate(train_key(training.folder.path) for training in self.stacks[job])
+            members = [member for member, path in paths if path not in self.order.failed]
+            if members:
+                self.enqueue({"job": job, "members": members, "dead": [0] * len(members)})
+
+    def _show_lost(self, key: str) -> None:
+        """Show a training that is not begun as its parent has no weights; of missing data, their own line tells."""
+        node = self.order.nodes[key]
+        for need in node.needs & self.lost.keys():
+            self.lost[key] = "was not begun"
+            self.datasets.board.fail(
+                node.label, f"not begun: its parent, {self.order.nodes[need].label}, {self.lost[need]}"
+            )
+            training = next(each for each in self.stacks[self.jobs[key]] if train_key(each.folder.path) == key)
+            self.datasets.release(training.task.dataset.where(training.config), 1, users=0)
 
     def enqueue(self, spec: Spec) -> None:
         """Put a trial into the queue."""
@@ -270,7 +305,12 @@ class Scheduler:
                 self.held_by_others[training.folder.path] = (alone, StaleLeaseWatcher(training.folder))
                 continue
             over += 1
-            self.order.end(train_key(training.folder.path))
+            key = train_key(training.folder.path)
+            if FAILURE in last:
+                self.lost[key] = "failed"
+            elif key in self.parents and "diverged" in (training.folder.result() or {}):
+                self.lost[key] = "diverged"
+            self.order.end(key, failed=key in self.lost)
             if FAILURE not in last and self.after is not None:
                 self.after.submit(training.folder)
         self.datasets.release(self.where(spec), over)
@@ -306,3 +346,56 @@ class Scheduler:
                 """Go on from nothing."""
 
         return TuneQueue()
+
+
+class After:
+    """Predicts, scores and combines what a plan lacks, while trainings run."""
+
+    def __init__(self, plan: Plan, resources: Resources | None = None, gpus: float = 0.0) -> None:
+        self.plan = plan
+        self.scorer, self.joiner = ScoringTasks(plan, resources or Resources(), gpus), Ensembler(plan)
+        self.combinings = {f"combine {combining.path}": combining for combining in plan.uncombined}
+        self.order = Order(evaluation_nodes(plan))
+        self._start()
+
+    def submit(self, folder: RunFolder) -> None:
+        """Start the predictions that a finished run makes possible; of one that diverged there are none."""
+        diverged = "diverged" in (folder.result() or {})
+        if not diverged:
+            self.scorer.expect(folder)
+        self.order.end(train_key(folder.path), failed=diverged)
+        self._start()
+
+    def _start(self) -> None:
+        """Start what waits for nothing any more."""
+        while nodes := self.order.ready():
+            for node in nodes:
+                if node.kind == "combine":
+                    self.joiner.start(self.combinings[node.key])
+                else:
+                    self.scorer.submit(node)
+
+    def poll(self, seconds: float | None = 0) -> None:
+        """Process completed tasks and start what depends on them; block up to `seconds` for the first one."""
+        import ray
+
+        # Of both kinds, as either may hold the CPUs of the other.
+        pending: list[object] = [*self.scorer.pending, *self.joiner.actors.running]
+        count = len(pending) if seconds == 0 else 1
+        for ref in ray.wait(pending, num_returns=count, timeout=seconds)[0] if pending else []:
+            if ref in self.scorer.pending:
+                key, succeeded = self.scorer.finish_task(ref)
+                self.order.end(key, failed=not succeeded)
+        self._start()
+        self.joiner.poll()
+
+    def finish(self) -> dict[str, str]:
+        """Process all finished runs, wait for every task, and return the failures."""
+        runs: list[Scoring | Prediction] = [*self.plan.unscored, *self.plan.predictions.values()]
+        for folder in {item.folder.path: item.folder for item in runs}.values():
+            if folder.result() is not None:
+                self.submit(folder)
+        with self.scorer.board.show():
+            while self.scorer.pending:
+                self.poll(None)
+        return self.scorer.board.failures | self.joiner.finish()

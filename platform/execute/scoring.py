@@ -7,15 +7,16 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retable.platform import ray_compat
 from retable.platform.config import Config, View
 from retable.platform.console import ProgressBoard, errors
 from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
-from retable.platform.execute.session import resource_of
+from retable.platform.execute.session import alive_nodes, resource_of
 from retable.platform.plan.graph import Node, predict_keys, score_key
 from retable.platform.plan.plan import Plan, device_slug, name_of
+from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.table import Measurement
 from retable.platform.spec.task import Source, Task, find
@@ -24,6 +25,9 @@ from retable.platform.store.provenance import collect
 from retable.platform.store.run import RunFolder, listed_shards, read_arrays, view_key, write_arrays
 from retable.platform.store.storage import Storage
 from retable.platform.text import and_more
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass
@@ -42,7 +46,7 @@ class ScoringTasks:
 
         self.scorings = {score_key(scoring): scoring for scoring in self.plan.unscored}
         predictions = {f"predict {key}": prediction for key, prediction in self.plan.predictions.items()}
-        read = {key for each in self.plan.unscored for key in predict_keys(each, each.task.reads(each.view))}
+        read = {key for each in self.plan.unscored for key in predict_keys(each, each.reads)}
         items = self.scorings | {key: item for key, item in predictions.items() if key not in read}
         self.weights = {key: item.task.view_cost(item.config, item.view) for key, item in items.items()}
         """Keys of what the board counts: scorings, and predictions that are only joined."""
@@ -169,9 +173,9 @@ def training_metrics(folder: RunFolder, view: View, epochs: int) -> dict[str, fl
     return {name: v for name, v in best.items() if isinstance(v, (int, float)) and name != "time"}
 
 
-def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
+def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict[str, Arrays]:
     """Read what a view of a finished run is scored from: shard -> arrays."""
-    arrays: dict[str, object] = {}
+    arrays: dict[str, Arrays] = {}
     for read in task.reads(view):
         place = folder.artifacts(read, weights_digest(folder, read))
         shards = shards_of(task, config, [read], folder.storage, place)
@@ -230,9 +234,11 @@ def predict_and_score(task: Task, config: Config, view: View, folder: RunFolder)
     return score_one(task.name, config, view, folder)
 
 
-def score_weights(task: Task, config: Config, view: View, weights: Any, source: Source) -> Mapping[str, float]:
+def score_weights(
+    task: Task, config: Config, view: View, weights: Mapping[str, Tensor], source: Source
+) -> Mapping[str, float]:
     """Score weights that are still in training, and keep nothing."""
-    summaries_of: dict[str, Any] = {}
+    summaries_of: dict[str, Arrays] = {}
     for read in task.reads(view):
         for shard in task.shards(config, read, source):
             predictions = task.predict(config, read, weights, source, shard)
@@ -259,8 +265,7 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
             board.stop("a node")
         else:
             node = ray.get_runtime_context().get_node_id()
-        nodes = ray.nodes()  # type: ignore[no-untyped-call]
-        capacity = next(each["Resources"] for each in nodes if each["NodeID"] == node)
+        capacity = next(each["Resources"] for each in alive_nodes() if each["NodeID"] == node)
         alone: dict[str, Any] = {
             "num_cpus": capacity.get("CPU", 0.0),
             "num_gpus": capacity.get("GPU", 0.0),
@@ -299,8 +304,8 @@ def _node_with(word: str) -> str:
     probe = ray.remote(num_cpus=1, resources={resource_of(word): 0.001})(_current_node)  # no other node can run it
     found = probe.remote()
     if not ray.wait([found], timeout=WAIT)[0]:
-        for each in ray.nodes():  # type: ignore[no-untyped-call]
-            if each["Alive"] and resource_of(word) in each["Resources"]:
+        for each in alive_nodes():
+            if resource_of(word) in each["Resources"]:
                 _note_who_holds(each["NodeID"], each["Resources"].get("CPU", 0.0))
     node: str = ray.get(found)
     return node

@@ -20,13 +20,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from retable.platform import commit, ray_compat
 from retable.platform.console import errors
-from retable.platform.errors import UserError, clean, one_line
+from retable.platform.errors import UserError, one_line
 from retable.platform.store.patience import PATIENCE
 from retable.platform.store.storage import Storage
+from retable.platform.text import plain
+
+if TYPE_CHECKING:
+    from pyarrow import fs
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -45,22 +49,22 @@ QUIET = {
 }
 """Environment variables of Ray that hold while Ray is started or joined, where the user has not set them."""
 
-SENT = ("RAY_ADDRESS", "RETABLE_TASKS", PATIENCE, commit.VARIABLE, *QUIET)
+_SENT = ("RAY_ADDRESS", "RETABLE_TASKS", PATIENCE, commit.VARIABLE, *QUIET)
 """Variables that hold on every node of a cluster that is joined."""
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod of Kubernetes finds who it is."""
 _session = ExitStack()
 """What `start_ray` has changed in this process, and `end_ray` restores."""
-MESSAGES = "retable.txt"
+_MESSAGES = "retable.txt"
 """File beside Ray's logs: what Ray said of lost processes and machines."""
-RETRIED = "so the task will be retried"
+_RETRIED = "so the task will be retried"
 """Words of Ray's second message of a lost process."""
 INTERRUPTED = "interrupted; the same command goes on where it stopped"
 SHARED = "name a bucket (s3://...) or a folder that every node mounts at the same place"
 TOKEN_REMEDY = "put the cluster's token into ~/.ray/auth_token, or name its file in RAY_AUTH_TOKEN_PATH"
-SOCKET = 68
+_SOCKET = 68
 """Letters that Ray adds to its folder for temporary files: `/ray/session_<time>_<process>/sockets/plasma_store`."""
-SOCKET_NAME = 103 if sys.platform == "darwin" else 107
+_SOCKET_NAME = 103 if sys.platform == "darwin" else 107
 """Letters that the name of a socket may have."""
 ANSWER = 10.0
 """Seconds that a cluster has to answer; one that lives takes milliseconds."""
@@ -201,13 +205,13 @@ def tell(message: str) -> None:
     """Print what Ray says of a lost process or machine as one line; a file beside Ray's logs has all of it."""
     words = " ".join(message.split())
     try:
-        file = Path(ray_compat.logs_folder(), MESSAGES)
+        file = Path(ray_compat.logs_folder(), _MESSAGES)
         with file.open("a") as kept:
             kept.write(f"{message}\n")
-        said = f"{clean(words.partition('. ')[0].rstrip('.'))} (more in {file})"
+        said = f"{plain(words.partition('. ')[0].rstrip('.'))} (more in {file})"
     except OSError:  # another user's folder, or Ray has ended
-        said = clean(words, 2000)
-    if RETRIED not in words:  # that a process was lost was said
+        said = plain(words, 2000)
+    if _RETRIED not in words:  # that a process was lost was said
         errors.print(f"note: Ray: {said}", markup=False)
 
 
@@ -238,7 +242,7 @@ def variables() -> dict[str, Any]:
     """Return a runtime environment with our variables for every node, except those that a job sets itself."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
     environment = (job.get("runtime_env") or {}).get("env_vars") or {}
-    sent = {name: os.environ[name] for name in SENT if name in os.environ and name not in environment}
+    sent = {name: os.environ[name] for name in _SENT if name in os.environ and name not in environment}
     return {"runtime_env": {"env_vars": sent}} if sent else {}
 
 
@@ -253,10 +257,10 @@ def temporary_folder() -> str | None:
     chosen = os.environ.get("RAY_TMPDIR")
     if chosen == "" or (chosen is None and os.environ.get("TMPDIR") == ""):  # Ray would take it for where it is started
         return "/tmp/ray"
-    long = len(os.fsencode(chosen or os.environ.get("TMPDIR", "/tmp"))) + SOCKET > SOCKET_NAME
+    long = len(os.fsencode(chosen or os.environ.get("TMPDIR", "/tmp"))) + _SOCKET > _SOCKET_NAME
     if not long:
         return None
-    remedy = f"set RAY_TMPDIR to a folder whose name has at most {SOCKET_NAME - SOCKET} letters"
+    remedy = f"set RAY_TMPDIR to a folder whose name has at most {_SOCKET_NAME - _SOCKET} letters"
     if chosen:
         raise UserError(f"RAY_TMPDIR={chosen}: too long for the sockets that Ray makes there; {remedy}")
     if not os.access("/tmp", os.W_OK | os.X_OK):
@@ -326,7 +330,7 @@ def check_nodes(storage: Storage) -> None:
     mark = f".seen-{secrets.token_hex(8)}"
     storage.write(mark, b"")
     try:
-        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        alive = alive_nodes()
         look = ray.remote(num_cpus=0, max_retries=1)(look_from_node)
         asked = (storage.filesystem, storage.root, mark)
         answers = [look.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(*asked) for node in alive]
@@ -347,14 +351,14 @@ def check_nodes(storage: Storage) -> None:
 
 def gone(node: str, error: Exception) -> bool:
     """Return whether a node has vanished: Ray notices that after a while."""
-    import ray
     from ray.exceptions import NodeDiedError, TaskUnschedulableError
 
-    alive = {each["NodeID"] for each in ray.nodes() if each["Alive"]}  # type: ignore[no-untyped-call]
-    return node not in alive or isinstance(error, (TaskUnschedulableError, NodeDiedError))
+    return node not in {each["NodeID"] for each in alive_nodes()} or isinstance(
+        error, (TaskUnschedulableError, NodeDiedError)
+    )
 
 
-def look_from_node(filesystem: Any, root: str, mark: str) -> tuple[bool, dict[str, str], dict[str, str]]:
+def look_from_node(filesystem: fs.FileSystem, root: str, mark: str) -> tuple[bool, dict[str, str], dict[str, str]]:
     """Return whether a file is seen from here, which versions are installed, and which code is imported.
 
     The storage is opened anew: that the driver has read and written there says nothing of this node's credentials.
@@ -387,6 +391,13 @@ def compare(node: str, their_versions: Mapping[str, str], theirs: Mapping[str, s
         errors.print(f"note: node {node} has other versions than the driver: {', '.join(others)}", markup=False)
 
 
+def alive_nodes() -> list[dict[str, Any]]:
+    """Return what Ray says of each node that is there."""
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
 def cluster_resources() -> dict[str, float]:
     """Return the total resources of the cluster: `CPU`, `GPU`, ..."""
     import ray
@@ -400,9 +411,7 @@ def trial_memory(cpus: float, gpus: float, wanted: float) -> int:
     It is never more than the largest node with so many CPUs and GPUs has: alone, it always starts. It is 0 where there
     is no such node yet, because nobody knows what the nodes to come have.
     """
-    import ray
-
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = [node["Resources"] for node in alive_nodes()]
     able = [node.get("memory", 0.0) for node in nodes if node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus]
     most = max(able, default=0.0)
     if able and most < wanted:
@@ -459,10 +468,7 @@ def check_node(kind: str, wanted: float) -> None:
     Raises:
         UserError: naming what the largest has.
     """
-    import ray
-
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    most = max((node.get(kind, 0.0) for node in alive), default=0.0)
+    most = max((node["Resources"].get(kind, 0.0) for node in alive_nodes()), default=0.0)
     if wanted > most and not autoscales():
         raise UserError(
             f"a training wants {wanted:g} {kind}s and no node has more than {most:g}; lower --{kind.lower()}s-per-run"
@@ -507,10 +513,10 @@ def growth() -> dict[str, float]:
     import ray
 
     reported = ray_compat.autoscaler_limits() if ray.is_initialized() else {}
-    return reported or launched() or scheduled()
+    return reported or _launched() or scheduled()
 
 
-def launched() -> dict[str, float]:
+def _launched() -> dict[str, float]:
     """Return the same of the cluster launcher's file, which lies on the head: its autoscaler does not report it."""
     import yaml
 

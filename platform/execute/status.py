@@ -14,14 +14,14 @@ from retable.platform.store.query import Run, list_runs
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 
-ACTIVE = ("running", "stale", "failed", "incomplete", "corrupt")
+_ACTIVE = ("running", "stale", "failed", "incomplete", "corrupt")
 """States that somebody may want to know of."""
 
 
-def of_storage(storage: Storage) -> dict[str, Any]:
+def of_storage(storage: Storage) -> dict[str, object]:
     """Return how many runs are in each state, and those that are not finished, as plain data."""
     runs = list_runs(storage)
-    active = sorted((run for run in runs if run.state in ACTIVE), key=lambda run: (ACTIVE.index(run.state), run.host))
+    active = sorted((run for run in runs if run.state in _ACTIVE), key=lambda run: (_ACTIVE.index(run.state), run.host))
     return {
         "states": dict(Counter(run.state for run in runs)),
         "active": [run.as_json() | {"seconds_left": seconds_left(storage, run)} for run in active],
@@ -40,7 +40,7 @@ def seconds_left(storage: Storage, run: Run) -> float | None:
     return median(steps) * max(0, run.epochs - run.epoch) if steps else None
 
 
-def of_cluster(address: str) -> dict[str, Any]:
+def of_cluster(address: str) -> dict[str, object]:
     """Return a Ray cluster's nodes, and how much waits for which resources, as plain data.
 
     Raises:
@@ -69,7 +69,7 @@ def listing(address: str, kind: str) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
-def _node_of(node: Mapping[str, Any]) -> dict[str, Any]:
+def _node_of(node: Mapping[str, Any]) -> dict[str, object]:
     """Return the displayed facts about a node."""
     total = node.get("resources_total") or {}
     has = {name: total[name] for name in ("CPU", "GPU", "memory") if name in total}

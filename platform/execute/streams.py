@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from retable.platform.errors import Unreachable, UserError, one_line
 from retable.platform.execute.session import cluster_resources, ray_cluster
+from retable.platform.spec.arrays import Array, Arrays
 
 if TYPE_CHECKING:
     import ray.data
 
-Array = np.ndarray[Any, Any]
-Fetch = Callable[[Mapping[str, Any]], Mapping[str, Array]]
+Fetch = Callable[[Mapping[str, Any]], Arrays]
 
 TASKS = 2
 """Pieces or blocks read at once. Their tasks reserve no CPU: they would wait for ever where trials hold every one."""
@@ -31,11 +31,11 @@ TASK_BYTES = 16 << 20
 KINDS: dict[str, type[UserError]] = {"unreachable": Unreachable, "user": UserError}
 """Errors that keep their class on the way out of a task, the narrowest first."""
 
-SLOWEST = 86_400
+_SLOWEST = 86_400
 """Seconds a consumer may take over its pieces before Ray Data gives up: a day, as steps on a CPU are slow."""
 
 
-def stream(pieces: Sequence[Mapping[str, object]], fetch: Fetch, size: int = 0) -> Iterator[Mapping[str, Array]]:
+def stream(pieces: Sequence[Mapping[str, object]], fetch: Fetch, size: int = 0) -> Iterator[Arrays]:
     """Yield `fetch(piece)` for each piece, in order; each is fetched once, by a Ray Data task.
 
     Without Ray (a plain process that trains alone) the pieces are fetched here.
@@ -61,7 +61,7 @@ def stream(pieces: Sequence[Mapping[str, object]], fetch: Fetch, size: int = 0) 
         return
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    context.execution_no_progress_timeout_s = SLOWEST
+    context.execution_no_progress_timeout_s = _SLOWEST
     together = pieces_together(size, context.execution_options.resource_limits.object_store_memory)
     every = pa.table({"number": range(len(pieces)), "piece": [json.dumps(piece) for piece in pieces]})
     blocks = [every.slice(first, together) for first in range(0, len(pieces), together)]
@@ -146,7 +146,7 @@ def _fetch_block(block: pa.Table, fetch: Fetch) -> pa.Table:
     return pa.concat_tables([encode(row["number"], fetch(json.loads(row["piece"]))) for row in block.to_pylist()])
 
 
-def encode(number: int, arrays: Mapping[str, Array]) -> pa.Table:
+def encode(number: int, arrays: Arrays) -> pa.Table:
     """Return arrays of any shapes and plain types as a table of one row, without copying them."""
     columns: dict[str, pa.Array] = {"number": pa.array([number])}
     header = {}

@@ -7,14 +7,26 @@ stop, are trials of Ray Tune that report their score after each epoch; a journal
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from retable.platform.config import Config, View, describe, flatten, override, parent
+from retable.platform.config import (
+    Config,
+    View,
+    describe,
+    fingerprint,
+    flatten,
+    override,
+    parent,
+    plain_value,
+    set_line,
+)
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, nearest
 from retable.platform.execute.callback import FAILURE, Report, RunProgress, Spec, TrialCallback
@@ -23,11 +35,10 @@ from retable.platform.execute.run import execute, prepare_data
 from retable.platform.execute.scheduler import POLL_SECONDS
 from retable.platform.execute.scoring import predict_and_score, weights_digest
 from retable.platform.execute.session import check_nodes, possible_resources, ray_cluster
-from retable.platform.execute.sweep_result import Point, SweepResult, read_points, write_points
 from retable.platform.execute.trials import Job, Launch, check, concurrent, fit, reported, require, run_job
 from retable.platform.plan.plan import ENDED, Plan, compile_configs, data_digest, name_of, name_of_view, status
 from retable.platform.spec.resources import Requirements, Resources
-from retable.platform.spec.space import SAMPLES, Space, find_space, plain, point_config, point_view
+from retable.platform.spec.space import SAMPLES, Space, find_space, point_config, point_view
 from retable.platform.spec.table import resolve, split_view
 from retable.platform.spec.task import Task, config_at, find
 from retable.platform.store import provenance
@@ -35,6 +46,153 @@ from retable.platform.store.lease import LeaseLost, StaleLeaseWatcher
 from retable.platform.store.run import RunFolder, sha256, view_key
 from retable.platform.store.storage import Storage
 from retable.platform.train import trackers as track
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+@dataclass
+class Point:
+    """One point of a sweep."""
+
+    overrides: dict[str, object]
+    """Changes to the config, and `view.<field>`: how the run is scored."""
+    fingerprint: str
+    """Of the run that the point trains; points that differ in the view alone share it."""
+    value: float | None = None
+    """The metric at the last epoch it reached; None where there is no finite one."""
+    epochs: int = 0
+    ended: bool = False
+    """Finished, or stopped early by the scheduler; else it failed or was interrupted."""
+    note: str = ""
+    """Why there is no value: `diverged`, or what failed."""
+
+    @property
+    def key(self) -> str:
+        """The point's name: its run, and the fields of the view that it sets."""
+        view = split_view(self.overrides)[1]
+        return f"{self.fingerprint} {json.dumps(view, sort_keys=True)}" if view else self.fingerprint
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SweepResult:
+    """The result of a sweep."""
+
+    name: str
+    space: Space
+    scale: str
+    changes: Mapping[str, object]
+    """Changes to every point that the caller made."""
+    points: Sequence[Point]
+    """Best first; then those without a value."""
+
+    @property
+    def best(self) -> Point:
+        """The best point; of several equally good ones, the first.
+
+        Raises:
+            UserError: if no point has a value, saying why.
+        """
+        if not self.points or self.points[0].value is None:
+            notes = Counter(point.note or "not finished" for point in self.points)
+            why = "; ".join(f"{count} x {note}" for note, count in notes.most_common(3))
+            raise UserError(f"sweep {self.name}: none of {len(self.points)} points has a value: {why}")
+        return self.points[0]
+
+    @property
+    def ties(self) -> list[Point]:
+        """The points whose value equals the best one's, including the best."""
+        return [point for point in self.points if point.value is not None and point.value == self.best.value]
+
+    def command(self, point: Point) -> str:
+        """Return the line that trains a point's run and none else, or loads it where no such line is shorter."""
+        changes = {**self.space.overrides, **self.changes, **split_view(point.overrides)[0]}
+        task = find(self.space.task)
+        config = config_at(task, self.scale, changes)
+        if fingerprint(task.name, task.version, config) != point.fingerprint:  # --set changes a parent, too
+            return f"retable score {point.fingerprint}"
+        return f"retable train {task.name} --scale {self.scale} {set_line(changes)}".strip()
+
+    def frame(self) -> DataFrame:
+        """Return one line a point: its place, each axis, the metric, epochs, the run and a note."""
+        from pandas import DataFrame
+
+        values = [point.value for point in self.points]
+        lines = [
+            {
+                "place": None if point.value is None else values.index(point.value) + 1,
+                **{path: point.overrides.get(path) for path in self.space.domains},
+                self.space.metric: point.value,
+                "epochs": point.epochs,
+                "run": point.fingerprint,
+                "note": point.note,
+            }
+            for point in self.points
+        ]
+        return DataFrame(lines).astype({"place": "Int64", self.space.metric: float})
+
+    def csv(self) -> str:
+        """Return the frame as CSV."""
+        text: str = self.frame().to_csv(index=False)
+        return text
+
+    def figure(self) -> Figure:
+        """Draw the metric over each axis, a panel an axis; the best point and its ties are marked."""
+        from matplotlib.figure import Figure
+
+        axes = list(self.space.domains)
+        drawing = Figure(figsize=(3.2 * len(axes), 3.2), layout="constrained")
+        for panel, path in zip(drawing.subplots(1, len(axes), sharey=True, squeeze=False)[0], axes, strict=True):
+            self._draw(panel, path)
+        lost = sum(point.value is None for point in self.points)
+        drawing.suptitle(f"sweep {self.name}" + (f" ({lost} without a value)" if lost else ""))
+        drawing.supylabel(f"{self.space.metric} ({self.space.mode})")
+        return drawing
+
+    def _draw(self, panel: Any, path: str) -> None:
+        valued = [point for point in self.points if point.value is not None]
+        places = [point.overrides[path] for point in valued]
+        if all(isinstance(place, (int, float)) and not isinstance(place, bool) for place in places):
+            if _is_logarithmic(self.space.domains[path], places):
+                panel.set_xscale("log")
+        else:
+            names = list(dict.fromkeys(describe({"": place})[1:] for place in places))
+            places = [names.index(describe({"": place})[1:]) for place in places]
+            panel.set_xticks(range(len(names)), names, rotation=30 if len(names) > 3 else 0)
+            panel.margins(x=0.2)
+        panel.set_xlabel(path)
+        panel.scatter(places, [point.value for point in valued], s=18, color="0.4")
+        if valued:
+            best = [place for place, point in zip(places, valued, strict=True) if point.value == self.best.value]
+            panel.scatter(best[1:], [self.best.value] * (len(best) - 1), s=60, facecolors="none", edgecolors="C3")
+            panel.scatter(best[:1], [self.best.value], s=90, marker="*", color="C3", zorder=3)
+
+    def write(self, storage: Storage, path: str) -> None:
+        """Write the result as `<path>.json`, `.csv` and `.png`."""
+        _write_points(storage, f"{path}.json", self.points)
+        storage.write(f"{path}.csv", self.csv())
+        buffer = io.BytesIO()
+        self.figure().savefig(buffer, dpi=120)
+        storage.write(f"{path}.png", buffer.getvalue())
+
+
+def _is_logarithmic(domain: Any, places: Sequence[Any]) -> bool:
+    """Return whether an axis is logarithmic: the domain is drawn so, or a grid's values span a hundredfold."""
+    if isinstance(domain, Mapping):
+        return bool(places) and min(places) > 0 and max(places) / min(places) >= 100
+    sampler = getattr(domain.sampler, "sampler", domain.sampler)  # a quantized one holds the other
+    return "Log" in type(sampler).__name__
+
+
+def _write_points(storage: Storage, path: str, points: Sequence[Point]) -> None:
+    """Write a sweep's points: the journal that the same command reads and goes on from."""
+    storage.write_json(path, [asdict(point) for point in points])
+
+
+def read_points(storage: Storage, path: str) -> list[Point]:
+    """Read a sweep's points; none where there is no journal."""
+    return [Point(**entry) for entry in storage.read_json(path)] if storage.exists(path) else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +263,7 @@ class SweepLaunch(Launch):
     def point(self, spec: Spec) -> dict[str, object]:
         """Return the point that a trial's spec names or is."""
         point = self.points[spec["point"]] if self.points else spec
-        return {path: plain(value) for path, value in point.items()}
+        return {path: plain_value(value) for path, value in point.items()}
 
     def needs(self, spec: Mapping[str, object]) -> Requirements:
         """Return the resources of a trial."""
@@ -206,7 +364,7 @@ def _run_trials(
 ) -> list[Point]:
     """Run points as trials of Tune: those that a scheduler may stop, and those that a searcher draws."""
     _train_parents(sweep, configs, resources)
-    journal = Journal(sweep.storage, path, {point.key: point for point in read_points(sweep.storage, path)})
+    journal = _Journal(sweep.storage, path, {point.key: point for point in read_points(sweep.storage, path)})
     initial = known or [point.overrides for point in journal.points.values()]
     todo = [point for point in initial if not journal.point(sweep, point).ended]
     ended = sum(point.ended for point in journal.points.values())
@@ -248,7 +406,7 @@ def _train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources
 
 
 @dataclass
-class Journal:
+class _Journal:
     """The points that a sweep has tried, written after every change; the same command reads them and continues."""
 
     storage: Storage
@@ -275,12 +433,12 @@ class Journal:
             if last is not None:
                 point.ended = FAILURE not in last
                 note_value(point, sweep, last)
-            write_points(self.storage, self.path, list(self.points.values()))
+            _write_points(self.storage, self.path, list(self.points.values()))
 
         return TrialCallback(board, pieces, started=note, on_trial_end=note)
 
 
-def _run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: Journal) -> None:
+def _run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, journal: _Journal) -> None:
     """Run points side by side."""
     from ray import tune
 
@@ -289,7 +447,7 @@ def _run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, jour
     _run_trials_of(space, len(points), replace(launch, points=points), journal)
 
 
-def _run_searcher(samples: int, launch: SweepLaunch, journal: Journal) -> None:
+def _run_searcher(samples: int, launch: SweepLaunch, journal: _Journal) -> None:
     """Let a searcher draw points, given the points that were tried before."""
     space = launch.sweep.space
     known = [point for point in journal.points.values() if point.value is not None]
@@ -314,7 +472,7 @@ def _takes_values(search: object) -> bool:
 
 
 def _run_trials_of(
-    space: Mapping[str, object], count: int, launch: SweepLaunch, journal: Journal, **settings: object
+    space: Mapping[str, object], count: int, launch: SweepLaunch, journal: _Journal, **settings: object
 ) -> None:
     """Run so many trials of a Tune experiment, and keep the board and the journal meanwhile."""
     sweep = launch.sweep

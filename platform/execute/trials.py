@@ -31,8 +31,7 @@ from retable.platform.execute.session import (
     trial_memory,
 )
 from retable.platform.plan.plan import status
-from retable.platform.spec.resources import Requirements
-from retable.platform.spec.resources import Resources as Resources
+from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import Data, Source, Task, find
 from retable.platform.store import lease as attempts
 from retable.platform.store.lease import Lease
@@ -225,7 +224,8 @@ def open_data(task: Task, configs: Sequence[Config], source: Source, launch: Lau
     if launch.resources.read_ahead:
         limit(launch.resources.read_ahead)
     held = ray.get(launch.holder.get.remote(task.dataset.where(configs[0]))) if launch.holder else []
-    return task.dataset.open(ray.get(held[0]) if held else None, source, configs)
+    data: Data = task.dataset.open(ray.get(held[0]) if held else None, source, configs)
+    return data
 
 
 def require(metric: str, metrics: Mapping[str, object]) -> None:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 LARGEST = 1 << 32
 """Bytes of a file that is read, at most."""
-MADE = ("command", "commit", "versions", "started")
+_MADE = ("command", "commit", "versions", "started")
 """What is taken over from a run's provenance."""
-ITS_OWN = ("data", "init")
+_ITS_OWN = ("data", "init")
 """Fields that a file does not carry: what a run read and started from is not there on another machine."""
 
 
@@ -63,7 +63,7 @@ def about(run: TrainedRun, epoch: int = 0, **more: object) -> Record:
         "data_caution": run.task.dataset.caution(info),
         "config": flatten(run.config),
         "metrics": {name: value for name, value in run.metrics.items() if finite(value)},
-        **{name: made[name] for name in MADE if name in made},
+        **{name: made[name] for name in _MADE if name in made},
         **{name: value for name, value in more.items() if value not in ("", None, {})},
     }
 
@@ -109,8 +109,8 @@ def sealed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
 
 
 def described(form: str, config: object, said: Mapping[str, object]) -> dict[str, str]:
-    """Return a file's metadata: its format, the config without the fields `ITS_OWN`, and what is said of its run."""
-    fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in ITS_OWN}
+    """Return a file's metadata: its format, the config without the fields `_ITS_OWN`, and what is said of its run."""
+    fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in _ITS_OWN}
     return {
         "format": form,
         "config": json.dumps(fields, sort_keys=True),

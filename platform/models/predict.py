@@ -19,7 +19,7 @@ from retable.platform.store.storage import Storage
 
 SHARE = 8
 """Files that an actor of Ray Data gets at once."""
-RECORD = "predict.json"
+_RECORD = "predict.json"
 """Says in the folder of the answers what made them."""
 
 
@@ -64,18 +64,18 @@ def predict(
     with disk_errors(str(out)):
         out.mkdir(parents=True, exist_ok=True)
     sha256 = export.keep(task, data, storage)
-    remember(out, {"task": task, "model": sha256, "options": asdict(options)})
+    _remember(out, {"task": task, "model": sha256, "options": asdict(options)})
     jobs, failures = plan(sources, out, lambda source: answers.target(source, options))
     rows = [{"source": str(job.source.absolute()), "target": str(job.target.absolute())} for job in jobs]
     shares = [pa.Table.from_pylist(rows[start : start + SHARE]) for start in range(0, len(rows), SHARE)]
     failed = []
-    for done, row in enumerate(map_over(shares, Answerer, task, sha256, options, storage, in_order=False), 1):
+    for done, row in enumerate(map_over(shares, _Answerer, task, sha256, options, storage, in_order=False), 1):
         report(done, len(rows))
         failed += [row["failure"]] if row["failure"] else []
     return len(rows) - len(failed), [*failures, *sorted(failed)]
 
 
-class Answerer:
+class _Answerer:
     """An actor of Ray Data: holds a model, and answers the files of a block."""
 
     def __init__(self, task: str, sha256: str, options: object, storage: Storage) -> None:
@@ -181,7 +181,7 @@ def plan(sources: Sequence[Path], out: Path, target: Callable[[Path], str]) -> t
     return [Job(source, place) for place, source in jobs.items()], failures
 
 
-def remember(out: Path, record: Mapping[str, object]) -> None:
+def _remember(out: Path, record: Mapping[str, object]) -> None:
     """Write to a folder which model and options make its answers.
 
     Raises:
@@ -189,7 +189,7 @@ def remember(out: Path, record: Mapping[str, object]) -> None:
     """
     place = Storage.open(out)
     made = json.loads(json.dumps(record))
-    if not place.exists(RECORD):
-        place.write_json(RECORD, made)
-    elif place.read_record(RECORD, {}) != made:
+    if not place.exists(_RECORD):
+        place.write_json(_RECORD, made)
+    elif place.read_record(_RECORD, {}) != made:
         raise UserError(f"{out}: holds answers of another model or with other options; choose another --out")

@@ -15,7 +15,7 @@ from retable.platform.models import contract
 from retable.platform.spec import extras
 from retable.platform.spec.task import folder
 
-LONG = ("config", "metrics", "versions", "data_digest")
+_LONG = ("config", "metrics", "versions", "data_digest")
 """What a file says of itself and a list does not; the command stands for the config."""
 
 
@@ -81,5 +81,5 @@ def show(task: str) -> list[str]:
     for name, file in zoo(task).items():
         shared = f", one file with {len(names(file)) - 1} more" if len(names(file)) > 1 else ""
         lines.append(f"{name}  {file.stat().st_size / 1e6:.2f} MB{shared}")
-        lines += [f"  {key}: {value}" for key, value in about(task, name).items() if key not in LONG]
+        lines += [f"  {key}: {value}" for key, value in about(task, name).items() if key not in _LONG]
     return lines

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from retable.platform.config import exact_changes, parent, set_line
-from retable.platform.plan.calibration import Learnt, training_cost
+from retable.platform.plan.cost import Learnt, training_cost
 from retable.platform.plan.plan import Combining, Plan
 from retable.platform.spec.table import Combined, Measurement, Replicate, view_changes
 from retable.platform.store.run import RunFolder
@@ -49,7 +49,7 @@ def _combined_state(plan: Plan, combining: Combining) -> str:
 
 def _replicate(
     plan: Plan, name: str, row: object, replicate: Replicate, known: Mapping[str, Learnt], rates: Mapping[str, float]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     task, _ = plan.tables[name]
     config, ancestor = replicate.config, parent(replicate.config)
     folder = RunFolder.of(plan.storage, task, config)
@@ -70,7 +70,7 @@ def _replicate(
     }
 
 
-def summary(plan: Plan, known: Mapping[str, Learnt], seconds: float) -> dict[str, Any]:
+def summary(plan: Plan, known: Mapping[str, Learnt], seconds: float) -> dict[str, object]:
     """Return a plan's counts and cost as plain data."""
     return {
         "scale": plan.scale,

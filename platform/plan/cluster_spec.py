@@ -9,7 +9,7 @@ import contextlib
 import io
 import logging
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from retable.platform.errors import UserError, nearest
 
 SHIPPED = Path(__file__).with_name("prices.toml")
 """Example prices, which come with the package."""
-EXAMPLE = f"{SHIPPED} shows how"
+_EXAMPLE = f"{SHIPPED} shows how"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +95,17 @@ def read_prices(file: str) -> Prices:
     try:
         values = tomllib.loads(Path(file).read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: prices cannot be read ({_why(error)}); name a file by --prices; {EXAMPLE}") from error
+        raise UserError(
+            f"{file}: prices cannot be read ({_why(error)}); name a file by --prices; {_EXAMPLE}"
+        ) from error
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{file}: not a TOML file ({error}); {EXAMPLE}") from error
+        raise UserError(f"{file}: not a TOML file ({error}); {_EXAMPLE}") from error
     _known(file, values, ("currency", "gigabyte_month", "instances"))
     currency, entries = values.get("currency"), values.get("instances")
     if not isinstance(currency, str) or not currency:
-        raise UserError(f'{file}: currency must be a word such as "USD"; {EXAMPLE}')
+        raise UserError(f'{file}: currency must be a word such as "USD"; {_EXAMPLE}')
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise UserError(f'{file}: instances must be sections such as [instances."g6.4xlarge"]; {EXAMPLE}')
+        raise UserError(f'{file}: instances must be sections such as [instances."g6.4xlarge"]; {_EXAMPLE}')
     return Prices(
         file=file,
         currency=currency,
@@ -117,14 +119,14 @@ def _price(file: str, name: str, entry: Mapping[str, object]) -> Price:
     _known(where, entry, Price.__dataclass_fields__)
     gpu = entry.get("gpu", "")
     if not isinstance(gpu, str):
-        raise UserError(f"{where}: gpu must be the name of a GPU; {EXAMPLE}")
+        raise UserError(f"{where}: gpu must be the name of a GPU; {_EXAMPLE}")
     numbers = {key: _number(where, key, value) for key, value in entry.items() if key != "gpu"}
     if "hour" not in numbers:
-        raise UserError(f"{where}: hour, the price of a node for an hour, is missing; {EXAMPLE}")
+        raise UserError(f"{where}: hour, the price of a node for an hour, is missing; {_EXAMPLE}")
     return Price(gpu=gpu, **numbers)
 
 
-def _known(where: str, entry: Mapping[str, Any], names: Any) -> None:
+def _known(where: str, entry: Mapping[str, object], names: Iterable[str]) -> None:
     for name in entry:
         if name not in names:
             raise UserError(f"{where}: there is no entry {name!r}{nearest(name, names)}")
@@ -132,7 +134,7 @@ def _known(where: str, entry: Mapping[str, Any], names: Any) -> None:
 
 def _number(where: str, name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise UserError(f"{where}: {name} must be a number, 0 or more; {EXAMPLE}")
+        raise UserError(f"{where}: {name} must be a number, 0 or more; {_EXAMPLE}")
     return float(value)
 
 
@@ -267,7 +269,7 @@ def _node(
     if is_spot and price.spot is None:
         raise UserError(f"{where}: spot, the price of a spot node for an hour, is missing; {name} in {file} is one")
     if gpus and not price.gpu_cores:
-        raise UserError(f"{where}: gpu_cores is missing: the node type {name} has GPUs; {EXAMPLE}")
+        raise UserError(f"{where}: gpu_cores is missing: the node type {name} has GPUs; {_EXAMPLE}")
     return NodeType(
         name=name,
         instance=machine,
@@ -291,7 +293,7 @@ def spot(node: Mapping[str, object]) -> bool:
     return False
 
 
-def _leaves(value: object, key: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _leaves(inner, str(name))

@@ -1,4 +1,4 @@
-"""Cost of a plan on a cluster: node hours, money, wall-clock time and bytes.
+"""Cost of a plan: core seconds as finished runs took them; on a cluster node hours, money, wall-clock time and bytes.
 
 Work is counted in seconds of one CPU core, by the tasks' own estimates, or in hours of a GPU where
 `python -m benchmarks gpu` measured the training's rate on the very GPU of the cluster. A run that several tables want
@@ -8,23 +8,117 @@ is counted in the first of them.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table as Grid
 
+from retable.platform.config import override
+from retable.platform.errors import UserError
 from retable.platform.plan.cluster_spec import Cluster, NodeType, Prices
 from retable.platform.plan.graph import build, critical_path, train_key
-from retable.platform.plan.plan import Plan, Prediction, Training
-from retable.platform.store.run import view_key
+from retable.platform.plan.plan import READERS, Plan, Prediction, Training
+from retable.platform.store.provenance import device_name
+from retable.platform.store.query import Run, list_runs
+from retable.platform.store.run import RunFolder, view_key
+from retable.platform.store.storage import Storage
 from retable.platform.text import clock
+
+if TYPE_CHECKING:
+    from retable.platform.spec.task import Task
 
 Hours = dict[str, float]
 """Node type -> hours of nodes, 0 where there are none."""
 
-NOT_KNOWN = "not known: no run of this plan is finished on the storage"
+_NOT_KNOWN = "not known: no run of this plan is finished on the storage"
+
+LEAST, MOST = 3, 40
+"""Fewer finished runs say nothing; of more, the newest are asked."""
+SHORT = 0.1
+"""Of the longest training's estimate: what is shorter says nothing of it, as starting is most of its time."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """How long a task's trainings took, measured by its own estimate."""
+
+    factor: float
+    """Seconds of a core that were measured for each that the task estimates: the median of runs."""
+    runs: int
+
+
+def learn(plan: Plan) -> dict[str, Learnt]:
+    """Return task -> calibration by its finished runs, if the storage has a few of this scale and device.
+
+    Only tasks that have something left to train are asked about.
+    """
+    learnt = {}
+    for task in {each.task.name: each.task for each in plan.missing}.values():
+        longest = max(task.cost(each.config) for each in plan.missing if each.task.name == task.name)
+        ratios = list(_ratios(plan.storage, task, plan.scale, SHORT * longest))
+        if len(ratios) >= LEAST:
+            learnt[task.name] = Learnt(statistics.median(ratios), len(ratios))
+    return learnt
+
+
+def core_seconds(plan: Plan, known: Mapping[str, Learnt]) -> float:
+    """Return the seconds of one CPU core that a plan takes: trainings as was learnt, the rest as tasks estimate."""
+    training = sum(each.task.cost(each.config) for each in plan.missing)
+    learnt = sum(training_cost(each.task, each.config, known) for each in plan.missing)
+    return plan.cost - training + learnt
+
+
+def training_cost(task: Task, config: object, known: Mapping[str, Learnt]) -> float:
+    """Return the seconds of one CPU core that a training takes: as was learnt, else as its task estimates."""
+    return task.cost(config) * (known[task.name].factor if task.name in known else 1.0)
+
+
+def learnt_line(known: Mapping[str, Learnt]) -> str:
+    """Return a line about the calibration."""
+    parts = (f"{name} {each.factor:.2g} of its estimate, by {each.runs} runs" for name, each in known.items())
+    return f"trainings as measured at this scale on such a machine: {'; '.join(parts)}" if known else ""
+
+
+def _ratios(storage: Storage, task: Task, scale: str, least: float) -> Iterator[float]:
+    """Yield, of each finished run of this task, version, scale and device, measured by estimated seconds.
+
+    Runs are left out that take less than `least` seconds of a core by the task's estimate.
+    """
+    try:
+        runs = [run for run in list_runs(storage, task.name) if run.state == "finished" and run.scale in ("", scale)]
+    except UserError:  # there are none
+        return
+    device = device_name()
+    costs = ((run, _cost(task, run)) for run in runs)
+    long = [(run, cost) for run, cost in costs if cost and cost >= least][:MOST]
+    with ThreadPoolExecutor(READERS) as readers:
+        taken = readers.map(lambda of: _seconds(storage, task, of[0], device), long)
+        yield from (seconds / cost for seconds, (_, cost) in zip(taken, long, strict=True) if seconds)
+
+
+def _cost(task: Task, run: Run) -> float | None:
+    """Return the seconds of a core that a task estimates for a run; None where its config is of another version."""
+    try:
+        return task.cost(override(task.config(), run.config))
+    except (UserError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _seconds(storage: Storage, task: Task, run: Run, device: str) -> float | None:
+    """Return the seconds of a core that a run took; None of one on another device, in a stack, or that is not whole."""
+    folder = RunFolder(storage, task.name, run.run).folder
+    try:
+        made, result = folder.read_record("provenance.json", {}), folder.read_record("result.json", {})
+        if made.get("device") != device or made.get("stack", 1) != 1:
+            return None
+        return float((result.get("used") or {}).get("cpu_seconds") or result["seconds"])
+    except (UserError, OSError, KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -81,7 +175,7 @@ class Estimate:
     @property
     def busy(self) -> Hours:
         """Node type -> hours of nodes, of all tables."""
-        return summed(*(work.hours for work in self.tables.values()))
+        return _summed(*(work.hours for work in self.tables.values()))
 
     @property
     def total(self) -> float:
@@ -105,8 +199,8 @@ class Place:
 def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Estimate:
     """Estimate the missing work of a plan. Starts nothing and asks no cloud.
 
-    Trainings, and the predictions of tasks that predict on GPUs, go to the node type with GPUs that costs least for its
-    work, if there is one; all else goes to the cheapest CPUs.
+    Trainings and predictions that ask for a GPU go to the node type with GPUs that costs least for its work, if there
+    is one, and count as if each had its GPU alone; all else goes to the cheapest CPUs.
     """
     estimated = Estimate(cluster, prices, {name: TableWork() for name in plan.tables}, unmeasured=len(plan.unmeasured))
     gpu, cpu = _gpu_place(cluster), _cpu_place(cluster)
@@ -114,8 +208,9 @@ def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Esti
     taken: dict[str, float] = {}  # hours of a node of the plan's graph, by key
     for training in plan.missing:
         work = estimated.tables[plan.first[training.folder.path]]
-        hours = taken[train_key(training.folder.path)] = _training(training, gpu, rates, estimated)
-        (gpu or cpu).add(work.hours, pieces, hours)
+        on = gpu if training.task.needs(training.config, "train").gpus else None
+        hours = taken[train_key(training.folder.path)] = _training(training, on, rates, estimated)
+        (on or cpu).add(work.hours, pieces, hours)
         work.trainings += 1
     for key, scoring in plan.scorings.items():
         estimated.tables[plan.first[key]].evaluations += not scoring.done
@@ -146,7 +241,7 @@ def _cpu_place(cluster: Cluster) -> Place:
 
 
 def _training(training: Training, gpu: Place | None, rates: Rates, estimated: Estimate) -> float:
-    """Return a training's hours of one GPU, or of one CPU core where there are no GPUs; note how they are known."""
+    """Return a training's hours of one GPU, or of one CPU core where it has none; note how they are known."""
     task, config = training.task, training.config
     if gpu is None:
         return task.cost(config) / 3600
@@ -162,7 +257,7 @@ def predictions(plan: Plan) -> Iterator[tuple[str, str, Prediction]]:
     """Yield the first table that wants a prediction, its key and itself, of each that is still to be made."""
     wanted: dict[str, str] = {}
     for key, scoring in plan.scorings.items():
-        for view in () if scoring.done else scoring.task.reads(scoring.view):
+        for view in () if scoring.done else scoring.reads:
             wanted.setdefault(f"{scoring.folder.path}/{view_key(view)}", plan.first[key])
     for key, prediction in plan.predictions.items():  # what only a combined row joins is the run's first table's
         yield wanted.get(key, plan.first[prediction.folder.path]), key, prediction
@@ -239,7 +334,7 @@ def grid(estimated: Estimate) -> RenderableType:
     line(f"head, {amount(estimated.wall)} h", ("", ""), {}, estimated.cluster.head.hour * estimated.wall)
     trainings = sum(work.trainings for work in estimated.tables.values())
     evaluations = sum(work.evaluations for work in estimated.tables.values())
-    hours = summed(estimated.busy, estimated.idle)
+    hours = _summed(estimated.busy, estimated.idle)
     line("in all", (f"{trainings:,}", f"{evaluations:,}"), hours, estimated.total, "bold")
     return shown
 
@@ -266,7 +361,7 @@ def stored(estimated: Estimate) -> str:
     month = f"{estimated.prices.currency} {amount(size / 1e9 * estimated.prices.gigabyte_month)} a month"
     rest = f"; of {', '.join(unknown)} not known" if unknown else ""
     written = f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
-    return f"{written}, {month}, by the runs that are finished{rest}" if size else NOT_KNOWN
+    return f"{written}, {month}, by the runs that are finished{rest}" if size else _NOT_KNOWN
 
 
 def times(estimated: Estimate) -> str:
@@ -287,7 +382,7 @@ def times(estimated: Estimate) -> str:
     return f"of {estimated.measured} trainings as measured on {gpu.gpu}, by themselves{more}"
 
 
-def summed(*parts: Mapping[str, float]) -> Hours:
+def _summed(*parts: Mapping[str, float]) -> Hours:
     """Return the sum of hours, node type by node type."""
     total: Hours = defaultdict(float)
     for part in parts:

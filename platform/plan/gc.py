@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from retable.platform.config import fingerprint, override
 from retable.platform.errors import UserError, one_line
@@ -19,7 +18,7 @@ from retable.platform.spec import task as tasks
 from retable.platform.store.query import Run, folders_in, list_runs
 from retable.platform.store.storage import Storage
 
-AT_WORK = 3600.0
+_AT_WORK = 3600.0
 """Seconds: what changed so lately may be somebody's work, whatever it says of itself."""
 RUN = re.compile(r"[0-9a-f]{16}")
 
@@ -61,9 +60,9 @@ def find_unreferenced(storage: Storage, older: float = 0.0) -> tuple[list[Unrefe
     """
     notes: list[str] = []
     named = _find_references(storage, notes)
-    latest = time.time() - max(older * 86400, AT_WORK)
+    latest = time.time() - max(older * 86400, _AT_WORK)
     runs = list_runs(storage) if folders_in(storage, "runs") else []
-    _add_parents(named, runs, storage)
+    _add_parents(named, runs)
     busy = [run for run in runs if run.state in ("running", "stale")]
     unreferenced = [
         Unreferenced(f"runs/{run.task}/{run.run}", run.size, run.changed, f"a {run.state} run that no table names")
@@ -117,7 +116,7 @@ def _find_references(storage: Storage, notes: list[str]) -> References:
 
 
 def _add_table(
-    named: References, storage: Storage, task: Any, table: str, scale: str, changes: dict[str, object]
+    named: References, storage: Storage, task: tasks.Task, table: str, scale: str, changes: dict[str, object]
 ) -> None:
     """Add the references of a table."""
     try:
@@ -149,7 +148,7 @@ def _points_of_sweeps(storage: Storage) -> Iterable[str]:
             yield from (f"runs/{task_of_run[run]}/{run}" for run in digits if run in task_of_run)
 
 
-def _add_parents(named: References, runs: Sequence[Run], storage: Storage) -> None:
+def _add_parents(named: References, runs: Sequence[Run]) -> None:
     """Add the runs that named ones, and those at work, start from."""
     known = {f"runs/{run.task}/{run.run}": run for run in runs}
     open_ = [run for path, run in known.items() if path in named.runs or run.state in ("running", "stale")]

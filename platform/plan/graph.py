@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import Literal
@@ -84,7 +84,7 @@ def evaluation_nodes(plan: Plan) -> Iterator[Node]:
         yield Node(f"predict {key}", "predict", name_of_view(prediction, plan.shared), run, cost)
     predicted = {f"predict {key}" for key in plan.predictions}
     for scoring in plan.unscored:
-        reads = predict_keys(scoring, scoring.task.reads(scoring.view))
+        reads = predict_keys(scoring, scoring.reads)
         yield Node(score_key(scoring), "score", name_of_view(scoring, plan.shared), frozenset(reads))
     for row in plan.uncombined:
         scores = {score_key(member) for member in row.members if not member.done}
@@ -105,6 +105,7 @@ def predict_keys(scoring: Scoring, views: Iterable[View]) -> set[str]:
 class Order:
     """Yields the nodes that may start, as others end; what needs a failed node fails with it.
 
+    A dataset does not: it waits for one training, and others read it, too.
     Keys that nodes need, and that are not nodes themselves, end by `end` like all others.
 
     Raises:
@@ -116,6 +117,8 @@ class Order:
         self.started: set[str] = set()
         self.ended: set[str] = set()
         self.failed: set[str] = set()
+        self.skipped: list[Node] = []
+        """Nodes that failed as a need of theirs did; whoever handles them empties this list."""
         self._sorter = TopologicalSorter({key: node.needs for key, node in self.nodes.items()})
         self._sorter.prepare()
 
@@ -126,7 +129,8 @@ class Order:
             for key in keys:
                 self.started.add(key)
                 node = self.nodes.get(key)
-                if node is not None and self.failed & node.needs:
+                if node is not None and node.kind != "data" and self.failed & node.needs:
+                    self.skipped.append(node)
                     self.end(key, failed=True)
                 elif node is not None:
                     nodes.append(node)
@@ -140,11 +144,6 @@ class Order:
         if failed:
             self.failed.add(key)
         self._sorter.done(key)
-
-    @property
-    def open(self) -> Collection[str]:
-        """Return the keys of the nodes that have not ended."""
-        return self.nodes.keys() - self.ended
 
 
 def critical_path(graph: Mapping[str, Node]) -> list[Node]:

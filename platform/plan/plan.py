@@ -34,6 +34,7 @@ from retable.platform.store.cache import Snapshot, gc_paused
 from retable.platform.store.provenance import device_name
 from retable.platform.store.run import RunFolder, check_numbers, listed_shards, sha256, view_key
 from retable.platform.store.storage import Storage
+from retable.platform.text import cut
 
 if TYPE_CHECKING:
     from retable.platform.spec.task import Task
@@ -76,6 +77,11 @@ class Scoring:
     view: View
     done: bool
     """Scored, or never to be: a run that diverged has no scores."""
+
+    @property
+    def reads(self) -> Sequence[View]:
+        """The views from whose predictions this one is scored."""
+        return self.task.reads(self.view)
 
 
 @dataclass(frozen=True)
@@ -132,11 +138,11 @@ class Combining:
         return f"{self.place}/scores.json"
 
     @property
-    def view(self) -> Any:
+    def view(self) -> View:
         """How the joined predictions are scored."""
         return override(self.members[0].view, self.row.view)
 
-    def reads(self, member: Scoring) -> Sequence[Any]:
+    def reads(self, member: Scoring) -> Sequence[View]:
         """Return the views of a member whose predictions are joined, in an order that all members share."""
         return self.task.reads(override(member.view, self.row.view))
 
@@ -370,7 +376,7 @@ def _find_unsent(plan: Plan) -> None:
     """Mark the runs that came in a bundle without weights which something that is still to be done needs."""
     wanted = [start for training in plan.missing for start in start_of(plan, training)]
     for scoring in plan.unscored:
-        wanted += _unpredicted(scoring.folder, task_reads(scoring), "summary.npz")
+        wanted += _unpredicted(scoring.folder, scoring.reads, "summary.npz")
     for combining in plan.uncombined:
         for member in combining.members:
             wanted += _unpredicted(member.folder, combining.reads(member), "predictions.npz")
@@ -424,7 +430,7 @@ def _lineage(config: Config) -> list[Config]:
     return configs
 
 
-LACKING = {
+_LACKING = {
     "new": "not trained",
     "to be continued": "not trained to the end",
     "data changed": "trained on other data",
@@ -463,7 +469,7 @@ def _why_left(plan: Plan, task: Task, replicate: Replicate) -> str:
     sent = training.status in FINISHED
     if sent and (replicate.view is None or _scoring_key(plan, task, replicate) in plan.scorings):
         return ""
-    return LACKING[training.status]
+    return _LACKING[training.status]
 
 
 def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: Snapshot) -> None:
@@ -505,14 +511,9 @@ def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken
             future.result()
 
 
-def task_reads(scoring: Scoring) -> Sequence[Any]:
-    """Return the views from whose predictions a view is scored."""
-    return scoring.task.reads(scoring.view)
-
-
 def _add_predictions(plan: Plan) -> None:
     for scoring in plan.unscored:
-        for view in task_reads(scoring):
+        for view in scoring.reads:
             _add_prediction(plan, scoring, view, joined=False)
 
 
@@ -626,8 +627,7 @@ def data_digest(storage: Storage, where: str) -> str | None:
         except FileNotFoundError:
             return None
 
-    digest: str | None = storage.memoize(path, "digest", read)
-    return digest
+    return storage.memoize(path, "digest", read)
 
 
 def status(folder: RunFolder, keep: Sequence[int], digest: str | None, weights: bool = False) -> Status:
@@ -651,14 +651,11 @@ def status(folder: RunFolder, keep: Sequence[int], digest: str | None, weights: 
     return "weights not sent" if weights and any(folder.lacks(epoch) for epoch in keep) else "done"
 
 
-def stacks(groups: Iterable[Sequence[Training]], size: int) -> list[Sequence[Training]]:
-    """Share out each group of trainings to stacks of at most `size` members, as equal as can be."""
-    stacked: list[Sequence[Training]] = []
-    for group in groups:
-        for members in _side_by_side(group) if size > 1 else [group]:
-            parts = -(-len(members) // size)
-            stacked += [members[part::parts] for part in range(parts)]
-    return stacked
+def stacks(group: Sequence[Training], size: int) -> Iterator[Sequence[Training]]:
+    """Share out a group of trainings to stacks of at most `size` members, as equal as can be."""
+    for members in _side_by_side(group) if size > 1 else [group]:
+        parts = -(-len(members) // size)
+        yield from (members[part::parts] for part in range(parts))
 
 
 def _side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
@@ -740,14 +737,14 @@ def name_of(item: Training | Scoring | Prediction | Timing, shared: Shared | Non
         item: the piece.
         shared: what all of its plan have in common (`Plan.shared`), which is left out.
     """
-    words = words_of(differences(item.config, item.task.config()), (shared or {}).get(item.task.name, {}))
+    words = _words_of(differences(item.config, item.task.config()), (shared or {}).get(item.task.name, {}))
     digits = f"[{item.folder.fingerprint[:8]}]" if not isinstance(item, Timing) else ""
     return " ".join(word for word in (item.task.name, words, digits) if word)
 
 
 def name_of_view(item: Scoring | Prediction, shared: Shared | None = None) -> str:
     """Name a view of a run likewise."""
-    words = words_of(differences(item.view, item.task.view()), (shared or {}).get(f"{item.task.name} view", {}))
+    words = _words_of(differences(item.view, item.task.view()), (shared or {}).get(f"{item.task.name} view", {}))
     return f"{name_of(item, shared)} as {words}" if words else name_of(item, shared)
 
 
@@ -757,14 +754,14 @@ def name_of_combining(combining: Combining) -> str:
     return f"{' '.join(word for word in words if word)} [{combining.place.rsplit('/', 1)[-1][:8]}]"
 
 
-def words_of(changes: Mapping[str, object], known: Mapping[str, object]) -> str:
-    """Write changes but those that are known, in at most `ROOM` columns."""
+def _words_of(changes: Mapping[str, object], known: Mapping[str, object]) -> str:
+    """Write changes but those that are known, in at most `_ROOM` columns."""
     shown = {path: value for path, value in changes.items() if path not in known and path != "init.overrides"}
     words = describe({path.rsplit(".", 1)[-1]: value for path, value in shown.items()})
-    return words if len(words) <= ROOM else f"{words[: ROOM - 1]}…"
+    return cut(words, _ROOM)
 
 
-ROOM = 30
+_ROOM = 30
 """Columns of the changes of a config, and of a view: a line of progress has at most 100, as many terminals."""
 
 

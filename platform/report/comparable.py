@@ -12,8 +12,8 @@ from retable.platform.store.run import RunFolder, view_key
 from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more
 
-DATA, SETTING, PART, DEVICE = "other data", "another setting", "a part of its replicates", "another device"
-PUBLISHED = "paper"
+DATA, _SETTING, PART, _DEVICE = "other data", "another setting", "a part of its replicates", "another device"
+_PUBLISHED = "paper"
 """The scale that is the published setting."""
 NAMED = 3
 """Rows that are named at most."""
@@ -22,7 +22,7 @@ NAMED = 3
 def published_table(task: Task, name: str) -> AnyTable | None:
     """Return a table in its published setting; None where the task has no such table or scale."""
     table = task.tables().get(name.partition("/")[2])
-    return table_at(task, table, PUBLISHED, {}) if table is not None and PUBLISHED in task.scales() else None
+    return table_at(task, table, _PUBLISHED, {}) if table is not None and _PUBLISHED in task.scales() else None
 
 
 def apart(plan: Plan, name: str, results: Results) -> dict[str, list[str]]:
@@ -41,10 +41,10 @@ def apart(plan: Plan, name: str, results: Results) -> dict[str, list[str]]:
         if not _published_data(plan.storage, task, row, behind):
             why.append(DATA)
         if published is None or same is None or not _alike(row, same):
-            why.append(SETTING)
+            why.append(_SETTING)
         else:
             why += _setting(task, behind, _expanded(task, published, same, printed))
-        reasons[row.label] = [*why, *([DEVICE] if isinstance(row, Measurement) else [])]
+        reasons[row.label] = [*why, *([_DEVICE] if isinstance(row, Measurement) else [])]
     return reasons
 
 
@@ -55,7 +55,7 @@ def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
         return ""
     every = list(dict.fromkeys(reason for why in without.values() for reason in why))
     rows = "" if len(without) == len(reasons) else f" for {and_more(list(without), NAMED, '; ')}"
-    about = f" ({find_scale(task, PUBLISHED).about})" if PUBLISHED in task.scales() and every != [DEVICE] else ""
+    about = f" ({find_scale(task, _PUBLISHED).about})" if _PUBLISHED in task.scales() and every != [_DEVICE] else ""
     return f"No difference to the published numbers{rows}, as they are of {' and '.join(every)}{about}."
 
 
@@ -108,7 +108,7 @@ def _expanded(task: Task, table: AnyTable, row: AnyRow, rows: Mapping[str, AnyRo
 def _setting(task: Task, behind: Iterable[Replicate], published: Iterable[Replicate]) -> list[str]:
     """Return where replicates differ from the published ones; seeds do not count."""
     ours, theirs = ({_key(task, each) for each in some} for some in (behind, published))
-    return [SETTING] if ours - theirs else [PART] if theirs - ours else []
+    return [_SETTING] if ours - theirs else [PART] if theirs - ours else []
 
 
 def _key(task: Task, replicate: Replicate) -> tuple[str, str, str]:

@@ -14,15 +14,15 @@ from retable.platform.report.results import Cell, FilledReplicate, FilledTable, 
 from retable.platform.report.write import Request, kept_tables, read_request, request_slug
 from retable.platform.spec.table import Origin
 from retable.platform.store import provenance
-from retable.platform.store.index import Index
+from retable.platform.store.cache import Index
 from retable.platform.store.query import Files, folders_in, list_runs, look_at
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Record, Storage
 
 Pairs: TypeAlias = dict[str, tuple[object, object]]
 """Name -> the values of two runs; None where one has none."""
-TRACEBACKS = re.compile(rf"(attempts/\d+|views/[^/]+)/{re.escape(TRACEBACK)}")
-DIGITS = re.compile(r"[0-9a-f]{1,16}")
+_TRACEBACKS = re.compile(rf"(attempts/\d+|views/[^/]+)/{re.escape(TRACEBACK)}")
+_DIGITS = re.compile(r"[0-9a-f]{1,16}")
 
 
 def find_run(storage: Storage, start: str) -> RunFolder:
@@ -41,7 +41,7 @@ def find_run(storage: Storage, start: str) -> RunFolder:
         return RunFolder(storage, newest.task, newest.run)
     if "/" in start:
         return _run_of_row(storage, start)
-    if not DIGITS.fullmatch(start):
+    if not _DIGITS.fullmatch(start):
         raise UserError(f"run {start!r}: name it by its first digits, 0-9 and a-f, by TABLE/ROW, or say latest")
     every = ((task, run) for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}"))
     matches = [RunFolder(storage, task, run) for task, run in every if run.startswith(start)]
@@ -175,7 +175,7 @@ def describe_run(folder: RunFolder) -> Record:
             for path in sorted(files)
             if re.fullmatch(r"attempts/\d+/note\.txt", path)
         ],
-        "tracebacks": {path: _text(folder, path) for path in sorted(files) if TRACEBACKS.fullmatch(path)},
+        "tracebacks": {path: _text(folder, path) for path in sorted(files) if _TRACEBACKS.fullmatch(path)},
         "views": {
             path.split("/")[1]: _read(folder, path, files)
             for path in sorted(files)

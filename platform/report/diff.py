@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from retable.platform.errors import UserError, redact
-from retable.platform.report.html import environment, in_order
+from retable.platform.report.html import environment
+from retable.platform.report.papers import in_order
 from retable.platform.report.render import number
 from retable.platform.report.results import Cell, FilledTable, slug_of
 from retable.platform.store.storage import Storage

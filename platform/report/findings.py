@@ -14,7 +14,7 @@ from retable.platform.report.render import number
 from retable.platform.report.results import FilledTable
 from retable.platform.spec.task import folder, names
 
-CITED = re.compile(r"\[([^\]]+)\]\(<([^|>]+) \| ([^|>]+) \| ([^|>]+?)(?: \| (published))?>\)")
+_CITED = re.compile(r"\[([^\]]+)\]\(<([^|>]+) \| ([^|>]+) \| ([^|>]+?)(?: \| (published))?>\)")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def findings(task: str) -> list[str | Cited]:
     """Return a task's findings as text and cited numbers, in order; nothing where it has none, or is not installed."""
     if task not in names() or not (file := folder(task) / "results" / "findings.md").is_file():
         return []
-    pieces = CITED.split(" ".join(file.read_text().split()))  # text, the five groups of a number, text, ...
+    pieces = _CITED.split(" ".join(file.read_text().split()))  # text, the five groups of a number, text, ...
     found: list[str | Cited] = [pieces[0]]
     for start in range(1, len(pieces), 6):
         shown, table, row, column, published, text = pieces[start : start + 6]

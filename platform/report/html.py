@@ -12,7 +12,6 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,157 +20,21 @@ from retable.platform.commit import code_root
 from retable.platform.errors import redact
 from retable.platform.report import render as forms
 from retable.platform.report.findings import findings
-from retable.platform.report.results import FilledClaim, FilledRow, FilledTable, slug_of, source_line
-from retable.platform.spec import task as tasks
-from retable.platform.spec.claims import NOT_JUDGED, UNTESTED, Status
+from retable.platform.report.papers import SILENT, Paper, in_order, papers_of, rank
+from retable.platform.report.results import FilledRow, FilledTable, slug_of, source_line
+from retable.platform.spec.claims import Status
 from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more, clock
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-PAPERS = ("weather", "style", "audio", "rl")
-"""In this order; tasks of others come after them."""
-SCALES = tuple(reversed(tasks.SCALES))
-SILENT = (UNTESTED, NOT_JUDGED)
-"""Verdicts that say nothing."""
-BARS = 5
+_BARS = 5
 """Rows on a paper's card."""
 FOLD = 15
 """Rows of a table that are seen at first."""
-DENSITY = 1.3
+_DENSITY = 1.3
 """Pixels of a figure's PNG for each of the page's."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A table or figure as the page shows it: at one scale, and beside that at a smaller one."""
-
-    part: FilledTable
-    here: FilledTable | None = None
-    """The same at a smaller scale: `quick` where `part` came along, measured at `small`."""
-
-    @property
-    def claims(self) -> list[tuple[FilledClaim, str]]:
-        """The claims, each with its scale: judged at the larger one, at the smaller where it is tested there alone."""
-        smaller = {claim.text: claim for claim in self.here.claims} if self.here else {}
-        found = []
-        for claim in forms.in_order(self.part.claims):
-            other = smaller.get(claim.text)
-            turned = other is not None and claim.status in SILENT and other.status not in SILENT
-            found.append((other, self.here.scale) if turned and other and self.here else (claim, self.part.scale))
-        return found
-
-    def split(self, place: int) -> list[str]:
-        """Return what a column is split into: `here` where there is a smaller scale, then as `render.parts_of`."""
-        found = forms.parts_of(self.part, place)
-        return ["here", *found] if self.here else found
-
-    def title(self, what: str) -> str:
-        """Return the header of one part of a column."""
-        if what == "here" and self.here:
-            return self.here.scale
-        return {"measured": self.part.scale if self.here else "here", "published": "paper", "difference": "Δ"}[what]
-
-    def row_here(self, label: str) -> tuple[int, FilledRow] | None:
-        """Return the row of the smaller scale and its place, where it has results."""
-        rows = enumerate(self.here.rows if self.here else ())
-        return next(((place, row) for place, row in rows if row.label == label and row.replicates), None)
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A task, and the sections that were filled of it."""
-
-    name: str
-    parts: Sequence[FilledTable]
-
-    @property
-    def sections(self) -> list[Section]:
-        """The parts, those of one table at two scales joined."""
-        return join(self.parts)
-
-    @property
-    def anchors(self) -> dict[str, str]:
-        """The anchor of each table on the page."""
-        return {section.part.name: slug_of(section.part) for section in reversed(self.sections)}
-
-    @property
-    def headline(self) -> FilledTable:
-        """The section that stands for the paper, where it has results; at the largest scale."""
-        return min(self.parts, key=self._rank)
-
-    @staticmethod
-    def _rank(part: FilledTable) -> tuple[bool, bool, bool, int]:
-        return not part.shown, part.scale == forms.SMOKE, not part.telling, rank(part.scale)
-
-    @property
-    def scales(self) -> list[str]:
-        """The scales at which anything is filled, the largest first."""
-        return sorted({part.scale for part in self.parts if part.filled}, key=rank)
-
-    @property
-    def left_out(self) -> list[FilledTable]:
-        """The tables that are left out of every scale that was asked for."""
-        shown = {part.name for part in self.parts if not part.left_out}
-        return list({part.name: part for part in self.parts if part.name not in shown}.values())
-
-    @property
-    def results(self) -> list[FilledTable]:
-        """The sections with meaningful numbers; all, if none has."""
-        return [part for part in self.parts if part.scale != forms.SMOKE] or list(self.parts)
-
-    @property
-    def counts(self) -> Mapping[Status, int]:
-        """How many claims have each verdict."""
-        return forms.counts([claim for section in join(self.results) for claim, _ in section.claims])
-
-    @property
-    def data(self) -> list[str]:
-        """The datasets, each once."""
-        return list(dict.fromkeys(text for part in self.results for text in part.data))
-
-    @property
-    def full(self) -> dict[str, float]:
-        """The cost of all tables at the published setting; runs that tables share count for each."""
-        counted: Counter[str] = Counter()
-        for part in {part.name: part for part in self.parts}.values():
-            counted.update({key: int(value) for key, value in part.full.items()})
-        return dict(counted)
-
-
-def join(parts: Sequence[FilledTable]) -> list[Section]:
-    """Return parts as sections: a table that is filled at two scales, neither of them `smoke`, is one.
-
-    Parts are in order, so that the largest scale of a table comes first; it takes the smallest one beside it.
-    """
-    found: dict[str, list[FilledTable]] = {}
-    for part in parts:
-        plain = part.filled and part.scale != forms.SMOKE and not part.changes and not part.chosen
-        found.setdefault(part.name if plain else slug_of(part), []).append(part)
-    sections = []
-    for first, *others in found.values():
-        sections += [Section(first, others.pop() if others else None), *map(Section, others)]
-    return sections
-
-
-def rank(scale: str) -> int:
-    """Return the place of a scale, the largest first."""
-    return SCALES.index(scale) if scale in SCALES else len(SCALES)
-
-
-def in_order(parts: Sequence[FilledTable]) -> list[FilledTable]:
-    """Return sections by paper: its own tables and figures before ours; large scales first, changed ones last."""
-
-    def key(part: FilledTable) -> tuple[object, ...]:
-        task, _, name = part.name.partition("/")
-        own = re.fullmatch(r"(table|figure)(\d+)", name)
-        paper = PAPERS.index(task) if task in PAPERS else len(PAPERS)
-        place = ("figure table".index(own[1]) == 0, int(own[2]), "") if own else (True, 0, name)
-        changes = bool(part.changes), json.dumps(dict(part.changes), default=str)
-        return paper, task, own is None, place, rank(part.scale), *changes
-
-    return sorted(parts, key=key)
 
 
 def own(part: FilledTable) -> bool:
@@ -185,12 +48,6 @@ def short(part: FilledTable) -> str:
     return re.sub(r"^(table|figure)(\d+)$", lambda match: f"{match[1].title()} {match[2]}", name)
 
 
-def papers_of(parts: Sequence[FilledTable]) -> list[Paper]:
-    """Return sections (in order) by paper."""
-    names = dict.fromkeys(part.name.partition("/")[0] for part in parts)
-    return [Paper(name, [part for part in parts if part.name.startswith(f"{name}/")]) for name in names]
-
-
 def bars(part: FilledTable) -> list[dict[str, object]]:
     """Return the largest numbers of a table's first column, as shares of the largest, and those published of them.
 
@@ -199,7 +56,7 @@ def bars(part: FilledTable) -> list[dict[str, object]]:
     if not part.columns:
         return []
     rows = [row for row in part.rows if row.cells[0].mean is not None and row.cells[0].mean > 0]
-    rows = sorted(rows, key=lambda row: -(row.cells[0].mean or 0))[:BARS]
+    rows = sorted(rows, key=lambda row: -(row.cells[0].mean or 0))[:_BARS]
     shown = [(row.cells[0].mean, row.cells[0].published if row.cells[0].comparable else None) for row in rows]
     most = max([number for pair in shown for number in pair if number], default=1)
     return [
@@ -334,7 +191,7 @@ class Pictures:
 def size_of(png: bytes) -> tuple[int, int]:
     """Return the width and height in CSS pixels of a PNG that `write.pictures` drew."""
     width, height = struct.unpack(">II", png[16:24])
-    return round(width / DENSITY), round(height / DENSITY)
+    return round(width / _DENSITY), round(height / _DENSITY)
 
 
 def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bool = False) -> tuple[str, str]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from retable.platform.config import describe, differences
 from retable.platform.errors import UserError
-from retable.platform.execute.sweep_result import SweepResult
+from retable.platform.execute.sweep import SweepResult
 from retable.platform.plan.plan import Plan
 from retable.platform.store.query import FIELDS, Run, differs, usual
 from retable.platform.store.storage import Record
-from retable.platform.text import clock
+from retable.platform.text import clock, cut
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 WIDTH, ROWS = 100, 20
 """Columns and lines of a text."""
-AXES = ("epoch", "step", "time", "seconds")
+_AXES = ("epoch", "step", "time", "seconds")
 """Entries of a log that are no metrics."""
-PANELS = 6
+_PANELS = 6
 """Most curves of a run that are drawn."""
 MOST = 10
 """Most metrics of a run that are named."""
@@ -98,23 +98,23 @@ def text_grid(header: Sequence[str], rows: Rows, width: int = WIDTH, most: int =
     rest = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
     if fitting >= len(widths) - 1 and rest >= 10:  # the last one is cut where it must be, and has all the room there is
         widths[-1], fitting = min(full[-1], rest), len(widths)
-    lines = ["  ".join(cut(text, w).ljust(w) for text, w in zip(line, widths[:fitting], strict=False)).rstrip()
+    lines = ["  ".join(_line(text, w).ljust(w) for text, w in zip(line, widths[:fitting], strict=False)).rstrip()
              for line in zip(*columns, strict=True)]  # fmt: skip
     left = [f"{len(rows) - most} more rows"] if len(rows) > most else []
     left += [f"{len(widths) - fitting} more columns"] if fitting < len(widths) else []
     return "\n".join([*lines, *([f"... {' and '.join(left)}: .frame() has all"] if left else [])])
 
 
-def cut(text: str, width: int) -> str:
+def _line(text: str, width: int) -> str:
     """Return a text in one line, cut where it is longer."""
-    text = " ".join(text.split())
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    return cut(" ".join(text.split()), width)
 
 
 def _facts_text(title: str, facts: Mapping[str, str]) -> str:
     """Return a title and facts, a line each."""
     wide = max(map(len, facts), default=0)
-    return "\n".join([cut(title, WIDTH), *(f"  {n.ljust(wide)}  {cut(t, WIDTH - wide - 4)}" for n, t in facts.items())])
+    lines = (f"  {name.ljust(wide)}  {_line(text, WIDTH - wide - 4)}" for name, text in facts.items())
+    return "\n".join([_line(title, WIDTH), *lines])
 
 
 # A plan ----------------------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def table_text(part: FilledTable) -> str:
     verdicts = Counter(claim.status for claim in part.claims)
     counted = ", ".join(f"{count} {status}" for status, count in verdicts.items())
     claims = [f"claims: {counted}"] if counted else []
-    apart = [cut(text, WIDTH) for text in (part.caution, part.apart) if text]
-    return "\n".join([cut(_table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
+    apart = [_line(text, WIDTH) for text in (part.caution, part.apart) if text]
+    return "\n".join([_line(_table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
 
 
 def _table_title(part: FilledTable) -> str:
@@ -246,12 +246,12 @@ def curves(history: Sequence[Record]) -> list[dict[str, object]]:
         if points:
             charts.append({"name": name, "points": _scaled(points), "last": f"{points[-1][1]:.4g}",
                           "from": f"{points[0][1]:.4g}", "epochs": f"{points[-1][0]:g}"})  # fmt: skip
-    return charts[:PANELS]
+    return charts[:_PANELS]
 
 
 def _main_names(metrics: Mapping[str, object]) -> list[str]:
     """Return the names of metrics, those first that are of the whole (`loss`, not `loss/layer1`)."""
-    return sorted((name for name in metrics if name not in AXES), key=lambda name: "/" in name)
+    return sorted((name for name in metrics if name not in _AXES), key=lambda name: "/" in name)
 
 
 def _is_number(value: object) -> bool:
@@ -290,7 +290,7 @@ def _sweep_title(result: SweepResult) -> str:
 
 def _sweep_text(result: SweepResult) -> str:
     """Return a sweep as a text of a screen."""
-    return f"{cut(_sweep_title(result), WIDTH)}\n{text_grid(*_sweep_grid(result))}"
+    return f"{_line(_sweep_title(result), WIDTH)}\n{text_grid(*_sweep_grid(result))}"
 
 
 def _sweep_html(result: SweepResult) -> str:

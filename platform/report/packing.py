@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from retable.platform.config import OwnConfig, OwnView, fingerprint, override
-from retable.platform.errors import UserError, clean, portable
+from retable.platform.config import View, fingerprint, override
+from retable.platform.errors import UserError, portable
 from retable.platform.execute.ensembles import output_folder
 from retable.platform.execute.scoring import shards_of, weights_digest
 from retable.platform.plan.plan import (
@@ -25,24 +25,23 @@ from retable.platform.plan.plan import (
     compile_plan,
     data_digest,
     start_of,
-    task_reads,
     timings_at,
 )
 from retable.platform.report.write import Request, read_request, request_of, request_slug, table_of
 from retable.platform.spec import task as tasks
-from retable.platform.spec.task import Task, find_loadable
+from retable.platform.spec.task import C, Task, find_loadable
 from retable.platform.store import lease, provenance
 from retable.platform.store.bundle import HEAVY, Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
 from retable.platform.store.cache import gc_paused
 from retable.platform.store.records import Malformed, check_content
 from retable.platform.store.run import SHARDS, RunFolder, weights_path
 from retable.platform.store.storage import Record, Storage
-from retable.platform.text import and_more
+from retable.platform.text import and_more, plain
 
 Reader = Callable[[], bytes]
 LAST = ("combination", "result")
 """Kinds that make the files beside them count: they are written after all others."""
-MARKED = ("result", "combination", "measurement")
+_MARKED = ("result", "combination", "measurement")
 """Kinds of files that say which bundle they came in."""
 WRITERS = 16
 """Files that are written at once: most of the time is waiting for a disk or bucket."""
@@ -146,7 +145,7 @@ def pack(
     """
     if not storage.exists():
         raise UserError(f"{storage}: there is nothing here; name a --storage where tables were reproduced")
-    packer = Packer(storage, Packed(out), weights, resume)
+    packer = _Packer(storage, Packed(out), weights, resume)
     with gc_paused(), storage.snapshot():
         for name, request in requests(tables, scale, changes, storage, rows).items():
             packer.add(name, request)
@@ -181,7 +180,7 @@ def plan_of(request: Request, storage: Storage) -> Plan:
 
 
 @dataclass
-class Packer:
+class _Packer:
     """Gathers the files of a bundle."""
 
     storage: Storage
@@ -295,11 +294,11 @@ class Packer:
 
     def _add_summaries(self, scoring: Scoring) -> None:
         """Add what the scores of a view were computed from, which claims and figures read."""
-        for view in task_reads(scoring):
+        for view in scoring.reads:
             place = scoring.folder.artifacts(view, weights_digest(scoring.folder, view))
             self._add_shards(scoring, [view], place, "summary.npz")
 
-    def _add_shards(self, scoring: Scoring, views: Sequence[OwnView], place: Storage, name: str) -> None:
+    def _add_shards(self, scoring: Scoring, views: Sequence[View], place: Storage, name: str) -> None:
         """Add a file of each shard, and their list, if all are there."""
         path = place.root[len(self.storage.root) + 1 :]
         if f"{path}/{SHARDS}" in self.files and name == "summary.npz":
@@ -364,7 +363,7 @@ def unpack(file: Path, storage: Storage) -> Unpacked:
             about.setdefault(member.run, {})[member.kind] = json.loads(data)
 
     bundle = read_bundle(file, check)
-    taker = Taker(storage, bundle, Unpacked(bundle.id, bundle.about))
+    taker = _Taker(storage, bundle, Unpacked(bundle.id, bundle.about))
     with storage.snapshot():
         taker.choose(about)
     taker.write()
@@ -372,7 +371,7 @@ def unpack(file: Path, storage: Storage) -> Unpacked:
 
 
 @dataclass
-class Taker:
+class _Taker:
     """Writes the members of a bundle that was verified to a storage."""
 
     storage: Storage
@@ -451,8 +450,8 @@ class Taker:
         return True
 
     def _write(self, member: Member, data: bytes) -> None:
-        if member.kind in MARKED:
-            text = {name: clean(self.bundle.about[name]) for name in ("packed", "host", "device")}
+        if member.kind in _MARKED:
+            text = {name: plain(self.bundle.about[name]) for name in ("packed", "host", "device")}
             data = json.dumps({**json.loads(data), "bundle": {"id": self.bundle.id, **text}}, indent=2).encode()
         self.storage.write(member.path, data)
 
@@ -464,6 +463,6 @@ def finish(pending: list[Future[None]]) -> None:
     pending.clear()
 
 
-def _config(task: Task, record: Record) -> OwnConfig:
+def _config(task: Task[C], record: Record) -> C:
     """Return the config in a run's `config.json`."""
     return override(task.config(), record["config"])

@@ -16,7 +16,7 @@ SMOKE = "smoke"
 """The scale that proves the path: its numbers are shown, and mean nothing."""
 ORDER: tuple[Status, ...] = ("holds", "does not hold", "not separable", UNTESTED, NOT_JUDGED)
 """In which verdicts are counted."""
-REPLICATES = 6
+_REPLICATES = 6
 """Replicates of a row whose epochs a remark names at most."""
 
 
@@ -76,7 +76,7 @@ def remarks(part: FilledTable) -> list[str]:
     notes = [f"Not there yet: {words}."] if lacking else []
     for row in part.rows:
         shown = [f"{each.epochs} ({describe(each.axes)})" for each in row.replicates if each.epochs]
-        where = f"{row.label}: epoch {and_more(shown, REPLICATES)}"
+        where = f"{row.label}: epoch {and_more(shown, _REPLICATES)}"
         notes += [f"{where}, the best epoch's weights, as early stopping keeps them."] if shown else []
         why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
         notes += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
@@ -193,7 +193,7 @@ def _plain(text: str) -> str:
 
 # LaTeX -----------------------------------------------------------------------------------------------------------
 
-LATEX: Mapping[int, str] = str.maketrans(
+_LATEX: Mapping[int, str] = str.maketrans(
     {
         "\\": r"\textbackslash{}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "−": r"$-$", "×": r"$\times$",
@@ -266,4 +266,4 @@ def _numbers(part: FilledTable, row: FilledRow, split: Sequence[Sequence[str]]) 
 
 
 def _latex(text: str) -> str:
-    return text.translate(LATEX).replace("->", r"$\rightarrow$")
+    return text.translate(_LATEX).replace("->", r"$\rightarrow$")

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from retable.platform.config import Config, exact_changes, fingerprint, flatten, parent, set_line
-from retable.platform.errors import clean
 from retable.platform.execute import ensembles, scoring
 from retable.platform.plan.plan import Combining, Plan, combinings, read_timing, timing_read
 from retable.platform.report import comparable, notebook
@@ -40,12 +39,12 @@ from retable.platform.spec.table import (
 from retable.platform.spec.task import KeyNumber, Task, find_scale
 from retable.platform.store.run import RunFolder, sha256
 from retable.platform.store.storage import Record
-from retable.platform.text import and_more
+from retable.platform.text import and_more, plain
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = 3
+_SHOWN = 3
 """Pairs of epochs that a row's label names at most."""
 
 
@@ -111,7 +110,7 @@ class FilledRow:
     @property
     def epochs(self) -> str:
         """Which other epochs than those asked for its replicates show, `24 -> 3, 24 -> 5`; empty where none does."""
-        return and_more(list(dict.fromkeys(each.epochs for each in self.replicates if each.epochs)), SHOWN)
+        return and_more(list(dict.fromkeys(each.epochs for each in self.replicates if each.epochs)), _SHOWN)
 
 
 @dataclass(frozen=True)
@@ -326,8 +325,8 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             ),
             claims=tuple(FilledClaim(claim.text, claim.ours, v.status, v.because) for claim, v in verdicts),
             axes={axis: tuple(levels) for axis in table.over if (levels := results.axis(axis))},
-            data=tuple(clean(task.dataset.describe(info)) for info in infos),
-            caution=" ".join(dict.fromkeys(text for info in infos if (text := clean(task.dataset.caution(info))))),
+            data=tuple(plain(task.dataset.describe(info)) for info in infos),
+            caution=" ".join(dict.fromkeys(text for info in infos if (text := plain(task.dataset.caution(info))))),
             note=" ".join(part for part in (table.note, adopted(task, results, runs)) if part),
             apart=comparable.sentence(task, reasons) if columns else "",
             task_about=task.about,
@@ -394,7 +393,7 @@ def _came(bundle: object, made: Mapping[str, object]) -> dict[str, str]:
         return {}
     facts = {"packed": bundle.get("packed", ""), "packed_on": bundle.get("host", ""), "bundle": bundle.get("id", "")}
     facts |= {"measured": made.get("started", ""), "host": made.get("host", ""), "device": made.get("device", "")}
-    return {name: clean(value) for name, value in facts.items()}
+    return {name: plain(value) for name, value in facts.items()}
 
 
 def _came_of(folder: RunFolder) -> dict[str, str]:

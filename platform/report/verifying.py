@@ -28,7 +28,7 @@ from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Record, Storage
 
 Verdict = Literal["agrees bit for bit", "agrees within the tolerance", "differs", "not comparable"]
-TINY = 1e-9
+_TINY = 1e-9
 """Absolute tolerance, of numbers near zero."""
 
 
@@ -62,7 +62,7 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Sent:
+class _Sent:
     """A finished run of a bundle, to be trained again."""
 
     task: Task
@@ -100,18 +100,18 @@ def verify(
             return [_compared(each, place, tolerance, refused.get(each.folder.fingerprint, "")) for each in sent]
 
 
-def _sent(unpacked: Storage, run: str) -> Sent:
+def _sent(unpacked: Storage, run: str) -> _Sent:
     name = next(name for name in unpacked.folders("runs") if unpacked.exists(f"runs/{name}/{run}"))
     task, folder = tasks.find(name), RunFolder(unpacked, name, run)
     views: dict[str, View] = {}
     for key in folder.scored_views():
         record = folder.folder.read_record(f"views/{key}/scores.json", {"view": dict})
         views[key] = override(task.view(), record["view"])
-    return Sent(task, folder, folder.config(task), views)
+    return _Sent(task, folder, folder.config(task), views)
 
 
 @contextmanager
-def _data_of(storage: Storage, place: Storage, sent: Sequence[Sent]) -> Iterator[None]:
+def _data_of(storage: Storage, place: Storage, sent: Sequence[_Sent]) -> Iterator[None]:
     """Give a local storage access to the datasets and imported weights of another one, while the block runs."""
     links = []
     if storage.is_local and place.is_local and storage.root != place.root:
@@ -129,7 +129,7 @@ def _data_of(storage: Storage, place: Storage, sent: Sequence[Sent]) -> Iterator
             link.unlink()
 
 
-def _other_data(sent: Sent, place: Storage) -> str:
+def _other_data(sent: _Sent, place: Storage) -> str:
     """Make the data of a run that are not there; return how they differ from those it was trained on, if they do.
 
     Raises:
@@ -143,7 +143,7 @@ def _other_data(sent: Sent, place: Storage) -> str:
     return "" if was == now else f"its data have the digest {was[:16]}, those here {str(now)[:16]}"
 
 
-def _train(sent: Sequence[Sent], place: Storage, resources: Resources) -> None:
+def _train(sent: Sequence[_Sent], place: Storage, resources: Resources) -> None:
     """Train runs again, a task's together, and score their views.
 
     Raises:
@@ -159,7 +159,7 @@ def _train(sent: Sequence[Sent], place: Storage, resources: Resources) -> None:
             raise UserError(f"{name}: {failure}")
 
 
-def _compared(sent: Sent, place: Storage, tolerance: float, refused: str = "") -> Checked:
+def _compared(sent: _Sent, place: Storage, tolerance: float, refused: str = "") -> Checked:
     """Compare a run with the bundled one; `refused`: why it was not trained."""
     folder = RunFolder(place, sent.folder.task, sent.folder.fingerprint)
     checked = Checked(folder.task, folder.fingerprint, "not comparable", refused)
@@ -219,4 +219,4 @@ def same(was: object, now: object, relative: float) -> bool:
         return bool(was == now)
     if math.isnan(was) or math.isnan(now):
         return math.isnan(was) and math.isnan(now)
-    return was == now or (relative > 0 and math.isclose(was, now, rel_tol=relative, abs_tol=TINY))
+    return was == now or (relative > 0 and math.isclose(was, now, rel_tol=relative, abs_tol=_TINY))

@@ -19,7 +19,8 @@ from retable.platform.console import errors
 from retable.platform.errors import UserError, one_line
 from retable.platform.plan.plan import Plan, compile_plan
 from retable.platform.report.findings import as_text, findings
-from retable.platform.report.html import in_order, papers_of, render
+from retable.platform.report.html import render
+from retable.platform.report.papers import in_order, papers_of
 from retable.platform.report.render import latex, markdown
 from retable.platform.report.results import FilledTable, fill, gather, slug, slug_of
 from retable.platform.spec.table import AnyTable, Figure
@@ -71,7 +72,10 @@ def request_slug(request: Request) -> str:
 def keep_section(
     request: Request, of: tuple[Task, AnyTable], storage: Storage, into: Storage, snapshot: Snapshot
 ) -> FilledTable:
-    """Fill a requested table and write its files, with the inputs it was made of in its JSON."""
+    """Fill a requested table and write its files, with the inputs it was made of in its JSON.
+
+    It is planned anew: the inputs are what planning and filling read, of this table alone and after it was run.
+    """
     name, table = request["table"], of[1]
     with snapshot.record_reads() as inputs, _blamed(storage, name):
         plan = compile_plan({name: of}, storage, request["scale"], request["set"], request.get("rows", ()))
@@ -221,7 +225,7 @@ STYLE: Any = {
     "axes.spines.right": False,
 }
 """What all figures share."""
-DARK: Any = STYLE | {
+_DARK: Any = STYLE | {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"), "#161c27"),
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#c9d1de"),
     "grid.color": "#8590a4",
@@ -240,7 +244,7 @@ def pictures(draw: Callable[[], Drawing]) -> dict[str, bytes]:
     from matplotlib import pyplot
 
     files = {}
-    for style, kinds in ((STYLE, ("png", "svg")), (DARK, ("dark.png",))):
+    for style, kinds in ((STYLE, ("png", "svg")), (_DARK, ("dark.png",))):
         with pyplot.rc_context(style):
             drawn = draw()
             if not (drawn.texts or any(axis.has_data() for axis in drawn.axes)):

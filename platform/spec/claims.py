@@ -22,7 +22,7 @@ Status = Literal["holds", "does not hold", "not separable", "not tested at this 
 UNTESTED: Status = "not tested at this scale"
 NOT_JUDGED: Status = "not judged"
 """The user left out what the claim is about."""
-STATUSES: tuple[Status, ...] = ("does not hold", UNTESTED, "not separable", "holds")
+_STATUSES: tuple[Status, ...] = ("does not hold", UNTESTED, "not separable", "holds")
 """What decides when verdicts are joined: the first of these that any of them has."""
 LEAST = 3
 """Fewer training seeds (or photographs) say nothing of the spread."""
@@ -148,7 +148,7 @@ def join(verdicts: Mapping[str, Verdict] | Sequence[Verdict]) -> Verdict:
     if isinstance(verdicts, Mapping):
         verdicts = [Verdict(verdict.status, f"{name}: {verdict.because}") for name, verdict in verdicts.items()]
     reasons, statuses = [verdict.because for verdict in verdicts], {verdict.status for verdict in verdicts}
-    status = next((status for status in STATUSES if status in statuses), UNTESTED)
+    status = next((status for status in _STATUSES if status in statuses), UNTESTED)
     return Verdict(status, "; ".join(dict.fromkeys(reasons)) or "rows are missing")
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retable.platform.config import OwnConfig, OwnView, View, convert, override
+from retable.platform.config import C, convert, override, plain_value
 from retable.platform.errors import UserError, nearest, one_line
 from retable.platform.spec.table import split_view
 from retable.platform.spec.task import Task, find
@@ -23,7 +23,7 @@ from retable.platform.spec.task import Task, find
 SAMPLES = 20
 """Points drawn where a space does not say how many."""
 
-UNFIT = {
+_UNFIT = {
     **dict.fromkeys(("pbt", "pbt_replay", "pb2"), "copies weights between trials, and a run here is its config alone"),
     **dict.fromkeys(("hyperband", "hb_bohb"), "pauses trials until others catch up; 'asha' does the same without"),
     "resource_changing": "changes what a running trial gets",
@@ -124,7 +124,7 @@ class Space:
         drawn = (
             {path: domain.sample(random_state=state) for path, domain in self.domains.items()} for _ in range(count)
         )
-        return [{path: plain(value) for path, value in point.items()} for point in drawn]
+        return [{path: plain_value(value) for path, value in point.items()} for point in drawn]
 
     def _check_search(self) -> None:
         from ray.tune.schedulers import SCHEDULER_IMPORT
@@ -133,9 +133,9 @@ class Space:
         searches = {"grid", "random", *SEARCH_ALG_IMPORT} - {"variant_generator", "bohb"}  # bohb needs hb_bohb
         if self.search not in searches:
             raise UserError(f"search: there is no {self.search!r}{nearest(self.search, searches)}")
-        schedulers = {"asha", *SCHEDULER_IMPORT} - {*UNFIT}
-        if self.scheduler in UNFIT:
-            raise UserError(f"scheduler: {self.scheduler!r} {UNFIT[self.scheduler]}; choose asha")
+        schedulers = {"asha", *SCHEDULER_IMPORT} - {*_UNFIT}
+        if self.scheduler in _UNFIT:
+            raise UserError(f"scheduler: {self.scheduler!r} {_UNFIT[self.scheduler]}; choose asha")
         if self.scheduler is not None and self.scheduler not in schedulers:
             raise UserError(f"scheduler: there is no {self.scheduler!r}{nearest(self.scheduler, schedulers)}")
         if self.samples is not None and self.search == "grid":
@@ -193,21 +193,16 @@ class Space:
                 point_view(view, point)
 
 
-def point_config(base: object, changes: Mapping[str, object], point: Mapping[str, object]) -> OwnConfig:
+def point_config(base: C, changes: Mapping[str, object], point: Mapping[str, object]) -> C:
     """Return the config of one point; where it makes a choice, `changes` to the fields of that choice hold on."""
     own, _ = split_view(point)
     below = {path: value for path, value in changes.items() if any(path.startswith(f"{chosen}.") for chosen in own)}
     return override(base, {**below, **own})
 
 
-def point_view(view: View, point: Mapping[str, object]) -> OwnView:
+def point_view(view: C, point: Mapping[str, object]) -> C:
     """Return the view that one point is scored under."""
     return override(view, split_view(point)[1])
-
-
-def plain(value: object) -> object:
-    """Convert a NumPy scalar to a plain Python value, as configs hold."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def spaces() -> list[str]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from retable.platform.config import Config, Fields, OwnConfig, OwnView, View, differences, override, override_lineage
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.claims import LEAST, NOT_JUDGED, UNTESTED, Verdict
 from retable.platform.text import and_more
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 V = TypeVar("V", bound=View)
-
-Predictions = Mapping[str, "np.ndarray[Any, Any]"]
-
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -85,7 +83,7 @@ class Member(Protocol):
     def metrics(self) -> Mapping[str, float]:
         """The row's scores, and the training's own metrics at the view's epoch."""
 
-    def load(self) -> Predictions:
+    def load(self) -> Arrays:
         """Read the member's predictions of this shard: one at a time is all that need be in memory."""
 
 
@@ -95,7 +93,7 @@ class Combined(_Line):
 
     of: tuple[str, ...]
     """Labels of the rows that are joined, replicate by replicate; they have a view."""
-    combine: Callable[[str, Sequence[Member]], Predictions]
+    combine: Callable[[str, Sequence[Member]], Arrays]
     """(shard, members) -> the shard's joined predictions; a function of a module, called in an actor."""
     view: Mapping[str, object] = field(default_factory=dict)
     """How the joined predictions are scored, as differences from the first member's view."""
@@ -186,7 +184,7 @@ AnyTable = Table | Figure
 
 BY_ROWS = "left out by --rows"
 """Why a row is absent that the user did not choose."""
-BY_SET = "left out by --set"
+_BY_SET = "left out by --set"
 
 
 def with_claims(tables: Mapping[str, AnyTable], claims: Mapping[str, Sequence[Claim]]) -> dict[str, AnyTable]:
@@ -241,7 +239,7 @@ class Replicate:
     origin: Origin = field(default_factory=Origin)
     diverged: str = ""
     """Why the training's numbers mean nothing: they are not finite."""
-    summaries: Callable[[], Mapping[str, Predictions]] = dict
+    summaries: Callable[[], Mapping[str, Arrays]] = dict
     """Reads what scores were computed from: shard -> arrays."""
 
 
@@ -266,7 +264,7 @@ class Results:
         """Replicate axis -> values that the user left out."""
         self.asked: dict[str, None] = {}
         """Labels of the rows that were asked for, in order."""
-        self.lacking: dict[str, dict[str, None]] = {BY_ROWS: {}, BY_SET: {}}
+        self.lacking: dict[str, dict[str, None]] = {BY_ROWS: {}, _BY_SET: {}}
         """What was asked for and left out by the user: how -> labels, or axes with their values."""
 
     def __contains__(self, row: AnyRow | str) -> bool:
@@ -289,7 +287,7 @@ class Results:
         wanted = {re.sub("^view_", "view.", name): value for name, value in axes.items()}
         for name, value in wanted.items():
             if value in self.by_set.get(name, ()):
-                self.lacking[BY_SET][f"{name}={value}"] = None
+                self.lacking[_BY_SET][f"{name}={value}"] = None
         return [
             replicate
             for replicate in self._of(row)
@@ -342,7 +340,7 @@ def judge_claim(claim: Claim, results: Results, reads: Collection[str] = ()) -> 
     if not lacking and verdict.status == UNTESTED and results.by_set:
         lacking = {
             verdict.because: [],
-            BY_SET: [f"{axis}={v}" for axis, values in results.by_set.items() for v in values],
+            _BY_SET: [f"{axis}={v}" for axis, values in results.by_set.items() for v in values],
         }
     because = [f"{how}: {and_more(words, 4)}" if words else how for how, words in lacking.items()]
     return Verdict(NOT_JUDGED, "; ".join(because)) if lacking else verdict

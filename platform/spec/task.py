@@ -17,11 +17,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, cast, runtime_checkable
 
-from retable.platform.config import OwnConfig, OwnView, UnknownField, flatten, override, override_lineage
+from typing_extensions import TypeVar
+
+from retable.platform.config import Config, UnknownField, View, flatten, override, override_lineage
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec import extras
+from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.table import (
     AnyRow,
@@ -40,15 +43,10 @@ from retable.platform.store.storage import Storage
 from retable.platform.text import clock
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
     from retable.platform.train.worker import Worker
 
-    Arrays = Mapping[str, np.ndarray[Any, Any]]
-    OwnData = Any
-    OwnLearner = Any
-    """Data and learner of the task's own classes: `Data` and `Learner` say what the platform knows of them."""
     State = dict[str, Any]
 
 
@@ -96,6 +94,13 @@ class Learner(Protocol):
         """Continue from such states."""
 
 
+C = TypeVar("C", bound=Config, default=Any)
+V = TypeVar("V", bound=View, default=Any)
+D = TypeVar("D", bound=Data, default=Any)
+L = TypeVar("L", bound=Learner, default=Any)
+"""Config, view, data and learner of the task's own classes; the protocols say what the platform knows of them."""
+
+
 @runtime_checkable
 class Startable(Learner, Protocol):
     """A learner whose config has `init`: it can start from the weights of other runs, or of a file."""
@@ -132,18 +137,18 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset:
+class Dataset(Generic[C, D]):
     """How a task comes by its data."""
 
-    where: Callable[[OwnConfig], str]
+    where: Callable[[C], str]
     """Config -> the data set's folder, relative to `<storage>/data/`."""
-    prepare: Callable[[OwnConfig, Storage], None]
+    prepare: Callable[[C, Storage], None]
     """(config, storage): make the data if they can be made here, else raise a UserError that says where to get them."""
     read: Callable[[Storage], Any]
     """folder -> `ray.data.Dataset` of its rows."""
     arrays: Callable[[Any], Arrays]
     """Arrow table -> the arrays that learners sample from."""
-    open: Callable[[Arrays | None, Source, Sequence[OwnConfig]], Data]
+    open: Callable[[Arrays | None, Source, Sequence[C]], D]
     """(arrays, the data set, configs of the members) -> data. No arrays: it reads the data set itself, as a stream."""
     describe: Callable[[Info], str]
     """`dataset.json` -> the words a report puts beside every number that came from these data."""
@@ -151,7 +156,7 @@ class Dataset:
     """`dataset.json` -> a sentence on what scores on these data do not show, for reports and exported models."""
     published: Callable[[Info], bool] = lambda info: False
     """`dataset.json` -> whether these are the paper's own data; on others no published number is subtracted."""
-    notes: Callable[[Sequence[OwnConfig], Source], Sequence[str]] = lambda configs, source: ()
+    notes: Callable[[Sequence[C], Source], Sequence[str]] = lambda configs, source: ()
     """(configs that read a data set, the data set) -> lines that a plan says of that, such as what is held back."""
     streams: bool = False
     """Whether sets that are too large for memory (`bytes` in `dataset.json`) can be read as a stream."""
@@ -215,46 +220,46 @@ class Description:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(Description):
+class Task(Description, Generic[C, V, D, L]):
     """Everything about one published system that the platform needs to know."""
 
     version: int
     """Raised whenever the code's numbers change: old runs then no longer count."""
-    config: type[OwnConfig]
-    view: type[OwnView]
+    config: type[C]
+    view: type[V]
     """A frozen dataclass of what can change without training again; it has a field `epoch` (0: the last)."""
-    dataset: Dataset
-    learner: Callable[[Sequence[OwnConfig], OwnData, Worker], Learner]
-    validate: Callable[[OwnLearner, OwnData], Sequence[Mapping[str, float]]]
+    dataset: Dataset[C, D]
+    learner: Callable[[Sequence[C], D, Worker], L]
+    validate: Callable[[L, D], Sequence[Mapping[str, float]]]
     """(learner, data) -> cheap metrics of each member, taken with every checkpoint; the same on every rank."""
-    predict: Callable[[OwnConfig, OwnView, Mapping[str, Tensor], Source, str], Arrays]
+    predict: Callable[[C, V, Mapping[str, Tensor], Source, str], Arrays]
     """(config, view, weights, data set, shard) -> predictions, the costly stage. They are kept where a combined row
     joins them; what stays of the others is their summary."""
-    evaluate: Callable[[OwnConfig, OwnView, Mapping[str, Arrays], Source], Mapping[str, float]]
+    evaluate: Callable[[C, V, Mapping[str, Arrays], Source], Mapping[str, float]]
     """(config, view, shard -> summary, data set) -> scores; the shards of every view in `reads`."""
-    shards: Callable[[OwnConfig, OwnView, Source], Sequence[str]] = lambda config, view, source: ("all",)
+    shards: Callable[[C, V, Source], Sequence[str]] = lambda config, view, source: ("all",)
     """(config, view, data set) -> the names of the pieces that predictions are made, kept and combined in."""
-    summarise: Callable[[OwnConfig, OwnView, Arrays, Source, str], Arrays] = (
-        lambda config, view, predictions, source, shard: predictions
+    summarise: Callable[[C, V, Arrays, Source, str], Arrays] = lambda config, view, predictions, source, shard: (
+        predictions
     )
     """(config, view, predictions, data set, shard) -> the small arrays that scores are computed from."""
-    reads: Callable[[OwnView], Sequence[OwnView]] = lambda view: (view,)
+    reads: Callable[[V], Sequence[V]] = lambda view: (view,)
     """View -> the views whose predictions it is scored from: those that differ in a threshold share one."""
-    keep: Callable[[OwnConfig], Sequence[int]] = lambda config: ()
+    keep: Callable[[C], Sequence[int]] = lambda config: ()
     """Config -> epochs whose weights are kept besides the last one and those that views name."""
-    early_stop: Callable[[OwnConfig], tuple[str, int] | None] = lambda config: None
+    early_stop: Callable[[C], tuple[str, int] | None] = lambda config: None
     """Config -> (metric of `validate` to maximise, epochs to wait for a better one), or None."""
-    needs: Callable[[OwnConfig, Stage], Requirements] = lambda config, stage: Requirements()
+    needs: Callable[[C, Stage], Requirements] = lambda config, stage: Requirements()
     """(config, stage) -> what its training, or the predictions of one view, take of a machine that has GPUs."""
-    group: Callable[[OwnConfig], Hashable] = alone
+    group: Callable[[C], Hashable] = alone
     """Configs with equal keys may be trained as one stack; by default no two are."""
-    cost: Callable[[OwnConfig], float]
+    cost: Callable[[C], float]
     """Config -> seconds of one CPU core that its training takes, roughly."""
-    gpu_work: Callable[[OwnConfig], tuple[str, float] | None] = lambda config: None
+    gpu_work: Callable[[C], tuple[str, float] | None] = lambda config: None
     """Config -> (a rate of `python -m benchmarks gpu`, how many of its units a training takes), or None."""
-    view_cost: Callable[[OwnConfig, OwnView], float]
+    view_cost: Callable[[C, V], float]
     """(config, view) -> seconds of one CPU core that its predictions take, roughly."""
-    check: Callable[[OwnConfig, OwnView], None] = lambda config, view: None
+    check: Callable[[C, V], None] = lambda config, view: None
     """(config, view): called when both are planned; raises `UserError` where such a run cannot be scored so."""
     metrics: Sequence[str] = ()
     """What a sweep may search for the best of, among the scores and the log's metrics; `iou` also stands for `iou/...`.
@@ -265,7 +270,7 @@ class Task(Description):
     def __repr__(self) -> str:
         return f"<task {self.name}: {self.about}>"
 
-    def predicts_on_gpu(self, config: object) -> bool:
+    def predicts_on_gpu(self, config: C) -> bool:
         """Return whether predictions of a config's run are made on a GPU, where there is one."""
         return self.needs(config, "predict").gpus > 0
 
@@ -479,7 +484,7 @@ def _kept(values: Sequence[object], run: Sequence[object]) -> Sequence[object]:
     return [value for value in values if value in run] or run or values
 
 
-def config_at(task: Task, scale: str, changes: Mapping[str, object]) -> OwnConfig:
+def config_at(task: Task[C], scale: str, changes: Mapping[str, object]) -> C:
     """Return the task's default config at a scale, with changes, as `train` and `sweep` use it."""
     chosen = find_scale(task, scale)
     _check_fields(task, changes)

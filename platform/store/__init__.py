@@ -4,8 +4,7 @@ Level 6 of 15: it knows nothing of tasks or Ray, and imports torch only to read 
 
     `storage`     Storage: atomic files below a path or URI, retried while a disk or bucket does not answer
     `patience`    retries, with growing pauses, of what a disk or bucket does not answer
-    `cache`       Snapshot: one listing of a storage, from which a plan or report reads
-    `index`       what plans and listings ask of finished runs, packed into one file a task
+    `cache`       Snapshot: one listing of a storage, from which a plan or report reads, with an index of finished runs
     `run`         RunFolder: config, log, checkpoints, weights, scores and result of one run
     `lease`       Lease: which attempt owns a run; heartbeats, fencing numbers, stale leases
     `weights`     checkpoints of others, read without unpickling, and kept by digest

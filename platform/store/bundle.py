@@ -32,10 +32,10 @@ CHUNK = 1 << 20
 MEMORY = 128 << 20
 """Bytes that decompression may take: what xz -9 asks for, and a half more."""
 MEMBERS = 500_000
-LONG_NAME = 1024
+_LONG_NAME = 1024
 """Bytes of a member's path at most."""
-MANIFEST_SIZE = 64 << 20
-RECORD, ARRAYS, TENSORS = 32 << 20, 512 << 20, 4 << 30
+_MANIFEST_SIZE = 64 << 20
+_RECORD, ARRAYS, _TENSORS = 32 << 20, 512 << 20, 4 << 30
 """Bytes of one file at most: of JSON, of arrays, of weights and checkpoints."""
 TOTAL = 16 << 30, 1 << 40
 """Bytes of all files at most: without, and with weights or checkpoints."""
@@ -43,28 +43,28 @@ TOTAL = 16 << 30, 1 << 40
 TASK = r"[A-Za-z_]\w*"
 RUN = rf"runs/{TASK}/[0-9a-f]{{16}}"
 VIEW = rf"{RUN}/views/[^/]+"
-COMBINATION = rf"combinations/{TASK}/[0-9a-f]{{16}}"
+_COMBINATION = rf"combinations/{TASK}/[0-9a-f]{{16}}"
 SHARD = r"[0-9a-f]{16}/(?:[^/]+/){1,8}"
 KINDS: Mapping[str, tuple[str, int]] = {
-    "config": (rf"{RUN}/config\.json", RECORD),
-    "provenance": (rf"{RUN}/provenance\.json", RECORD),
-    "log": (rf"{RUN}/metrics\.jsonl", RECORD),
-    "result": (rf"{RUN}/result\.json", RECORD),
-    "scores": (rf"{VIEW}/scores\.json", RECORD),
-    "shards": (rf"(?:{VIEW}|{COMBINATION})/[0-9a-f]{{16}}/shards\.json", RECORD),
-    "combination": (rf"{COMBINATION}/scores\.json", RECORD),
-    "measurement": (rf"measurements/{TASK}/[^/]+\.json", RECORD),
+    "config": (rf"{RUN}/config\.json", _RECORD),
+    "provenance": (rf"{RUN}/provenance\.json", _RECORD),
+    "log": (rf"{RUN}/metrics\.jsonl", _RECORD),
+    "result": (rf"{RUN}/result\.json", _RECORD),
+    "scores": (rf"{VIEW}/scores\.json", _RECORD),
+    "shards": (rf"(?:{VIEW}|{_COMBINATION})/[0-9a-f]{{16}}/shards\.json", _RECORD),
+    "combination": (rf"{_COMBINATION}/scores\.json", _RECORD),
+    "measurement": (rf"measurements/{TASK}/[^/]+\.json", _RECORD),
     "request": (r"tables/[^/]+\.json", 64 << 10),
-    "summary": (rf"(?:{VIEW}|{COMBINATION})/{SHARD}summary\.npz", ARRAYS),
-    "predictions": (rf"{VIEW}/{SHARD}predictions\.npz", TENSORS),
-    "weights": (rf"{RUN}/weights/epoch-\d{{4,9}}\.safetensors", TENSORS),
-    "checkpoint": (rf"{RUN}/checkpoint-\d{{8,12}}/(?:model\.safetensors|state\.pt)", TENSORS),
-    "manifest": (rf"{RUN}/checkpoint-\d{{8,12}}/manifest\.json", RECORD),
+    "summary": (rf"(?:{VIEW}|{_COMBINATION})/{SHARD}summary\.npz", ARRAYS),
+    "predictions": (rf"{VIEW}/{SHARD}predictions\.npz", _TENSORS),
+    "weights": (rf"{RUN}/weights/epoch-\d{{4,9}}\.safetensors", _TENSORS),
+    "checkpoint": (rf"{RUN}/checkpoint-\d{{8,12}}/(?:model\.safetensors|state\.pt)", _TENSORS),
+    "manifest": (rf"{RUN}/checkpoint-\d{{8,12}}/manifest\.json", _RECORD),
 }
 """Kind of a file -> the pattern of its path, and its largest size in bytes. Nothing else may be in a bundle."""
 HEAVY = ("predictions", "weights", "checkpoint")
 """Kinds that are in a bundle only if it says so (`weights`, `resume`); all others are read whole to be checked."""
-KIND = {name: re.compile(pattern) for name, (pattern, _) in KINDS.items()}
+_KIND = {name: re.compile(pattern) for name, (pattern, _) in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def kind_of(path: str) -> str | None:
     """Return the kind of a file by its path on a storage; None if it may not be in a bundle."""
     if not safe(path):
         return None
-    return next((kind for kind, pattern in KIND.items() if pattern.fullmatch(path)), None)
+    return next((kind for kind, pattern in _KIND.items() if pattern.fullmatch(path)), None)
 
 
 # Writing ---------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def _whole(file: Path, stream: Stream, member: Member) -> bytes:
 
 def _manifest(file: Path, stream: Stream) -> tuple[Record, tuple[Member, ...]]:
     header = stream.header()
-    if header is None or header[0] != MANIFEST or header[1] > MANIFEST_SIZE:
+    if header is None or header[0] != MANIFEST or header[1] > _MANIFEST_SIZE:
         raise UserError(f"{file}: no bundle of retable; `retable runs pack` writes one")
     about = json.loads(stream.member(header[1]))
     stream.leave()
@@ -309,7 +309,7 @@ class Stream:
             return None
         info = self._info(block)
         if info.type == tarfile.GNUTYPE_LONGNAME:
-            if not 0 < info.size <= LONG_NAME:  # the format can write sizes below 0
+            if not 0 < info.size <= _LONG_NAME:  # the format can write sizes below 0
                 raise damaged(self.file, "a path is too long")
             long = self._exactly(-(-info.size // BLOCK) * BLOCK)[: info.size].rstrip(b"\0")
             info = self._info(self._exactly(BLOCK))

@@ -1,29 +1,131 @@
-"""Read cache: the contents of a storage at one moment, as plans and reports read the same files repeatedly."""
+"""Read cache: the contents of a storage at one moment, as plans and reports read the same files repeatedly.
+
+What plans and listings ask of finished runs is packed into one file a task, `<storage>/.index/<task>.packed`. It works
+as git's index does: an entry holds the stamps (size and time) of the files that it was made from, and counts only while
+the storage shows the same ones. It is a cache, too: absent, damaged or old, it is made again from the files. Of two who
+write it at once the last one wins, and both are right.
+"""
 
 from __future__ import annotations
 
 import gc
+import gzip
+import io
+import json
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pyarrow import fs
 
 from retable.platform.errors import disk_errors
-from retable.platform.store.index import Index, place, unpack
 from retable.platform.store.patience import patient
 
 T = TypeVar("T")
-LISTED = ("runs", "combinations", "measurements", "tables")
+_LISTED = ("runs", "combinations", "measurements", "tables")
 """Folders that are listed whole, in one go; of others each path is asked for by itself."""
 
 Stamp = list[int] | list[str] | None
 """What was found at a path: size and time of a file, the names in a folder; None where nothing is there."""
+
+FORMAT = 1
+_RACY = 3 * 10**9
+"""Nanoseconds: a file that changed so shortly before it was looked at may change again under the same stamp."""
+
+Entry = dict[str, Any]
+"""Of a run: `files` (path in its folder -> [size, time, what was kept of it]), `folder` (the folder's own time in ns,
+0 where it is not known) and `bytes` (of all its files, when it was listed)."""
+
+
+@dataclass
+class Index:
+    """Entries of a task's finished runs. They are parsed when asked for: a line a run is all that is held."""
+
+    lines: dict[str, bytes] = field(default_factory=dict)
+    """Fingerprint -> the newest stamp in its entry, and the entry as JSON."""
+    added: dict[str, Entry] = field(default_factory=dict)
+    """What was looked up meanwhile."""
+    last: tuple[str, Entry] = ("", {})
+    """The run that was asked for last, with its entry: a run's files are asked for one after another."""
+
+    def entry(self, run: str) -> Entry:
+        """Return the entry of a run; one without files if there is none."""
+        if run in self.added:
+            return self.added[run]
+        if self.last[0] == run:
+            return self.last[1]
+        try:
+            entry: Entry = json.loads(self.lines[run].partition(b" ")[2])
+            entry = entry if isinstance(entry["files"], dict) else {"files": {}}
+        except (KeyError, ValueError, TypeError, RecursionError):
+            entry = {"files": {}}
+        self.last = (run, entry)
+        return entry
+
+    def kept(self, run: str, path: str, stamp: object) -> Any:
+        """Return the value stored for a run's file, if its stamp is this one; else None."""
+        known = self.entry(run)["files"].get(path)
+        same = isinstance(known, list) and len(known) == 3 and known[:2] == stamp
+        return known[2] if same else None
+
+    def note(self, run: str, files: Mapping[str, object], folder: int = 0, size: int = 0) -> None:
+        """Record the values of a run's files: path -> [size, time, value]."""
+        entry = self.added[run] = self.entry(run)
+        entry["files"] |= files
+        if folder or size:
+            entry |= {"folder": folder, "bytes": size}
+
+    def packed(self, alive: Collection[str], seconds: float) -> bytes:
+        """Return the file of the index.
+
+        Args:
+            alive: the runs that are there; others are dropped.
+            seconds: since the storage was listed: what changed after that, or just before, will not be trusted.
+        """
+        merged = self.lines | {run: line for run, entry in self.added.items() if (line := _line_of(entry))}
+        head = json.dumps({"format": FORMAT, "seconds": seconds}).encode()
+        return gzip.compress(
+            b"\n".join([head, *(f"{run} ".encode() + merged[run] for run in merged if run in alive)]), 1
+        )
+
+
+def _line_of(entry: Entry) -> bytes:
+    """Return an entry's line; empty if the storage reports no times, as no stamp could be trusted."""
+    times = [known[1] for known in entry["files"].values()]
+    if not times or not all(isinstance(moment, int) and moment > 0 for moment in times):
+        return b""
+    newest = max(*times, entry.get("folder", 0), 0)
+    return f"{newest} {json.dumps(entry, separators=(',', ':'))}".encode()
+
+
+def _index_path(task: str) -> str:
+    """Return where the index of a task's runs lies. It is no `.gz`: pyarrow would unpack that as it is read."""
+    return f".index/{task}.packed"
+
+
+def _unpack(data: bytes, written: int) -> Index:
+    """Return the index in a file's bytes; an empty one where they are damaged, or of another format.
+
+    Args:
+        data: the file's.
+        written: when, ns of the storage's clock.
+    """
+    try:
+        with gzip.open(io.BytesIO(data)) as lines:  # line by line: all at once would be in memory three times
+            about = json.loads(next(lines))
+            if about["format"] != FORMAT:
+                return Index()
+            trusted = written - int(about["seconds"] * 1e9) - _RACY
+            pairs = (line.partition(b" ") for line in lines)
+            return Index({run.decode(): rest for run, _, rest in pairs if int(rest.partition(b" ")[0]) < trusted})
+    except (OSError, EOFError, StopIteration, zlib.error, ValueError, KeyError, TypeError, RecursionError):
+        return Index()
 
 
 @dataclass
@@ -104,8 +206,8 @@ class Snapshot:
     def index(self, task: str) -> Index:
         """Return the index of a task's runs."""
         if task not in self.indexes:
-            content = self._with_time(place(task))
-            self.indexes[task] = unpack(*content) if content else Index()
+            content = self._with_time(_index_path(task))
+            self.indexes[task] = _unpack(*content) if content else Index()
         return self.indexes[task]
 
     def keep_index(
@@ -124,7 +226,7 @@ class Snapshot:
         for task, index in self.indexes.items():
             if len(index.added) >= least:
                 runs = self.folders.get(f"runs/{task}", {}) if alive is None else alive.get(task, ())
-                write(place(task), index.packed(runs, time.monotonic() - self.begun))
+                write(_index_path(task), index.packed(runs, time.monotonic() - self.begun))
 
     @contextmanager
     def record_reads(self) -> Iterator[dict[str, Stamp]]:
@@ -138,9 +240,9 @@ class Snapshot:
 
     def _covers(self, path: str) -> bool:
         top = path.split("/", 1)[0]
-        if top in LISTED and top not in self.listed:
+        if top in _LISTED and top not in self.listed:
             self._list(top)
-        return top in LISTED
+        return top in _LISTED
 
     @patient
     def _list(self, top: str) -> None:

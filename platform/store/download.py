@@ -28,7 +28,7 @@ from retable.platform.text import seconds_of, size
 
 CHUNK = 1 << 16
 """Bytes that are written at once; a broken connection loses less than these."""
-TIMEOUT = (15, 60)
+_TIMEOUT = (15, 60)
 """Seconds to connect, and between two pieces of an answer."""
 TRIES = 5
 """Attempts at a file whose connection breaks; each continues where the last one ended."""
@@ -36,9 +36,9 @@ PAUSE = 2.0
 """Seconds before the second attempt; the pause doubles with each."""
 UNKNOWN = 3_000_000_000
 """Largest file, in bytes, whose size is not published."""
-EXPANSION = 10
+_EXPANSION = 10
 """An archive that unpacks to more than this many times its size is refused."""
-HUB = "https://huggingface.co"
+_HUB = "https://huggingface.co"
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 
@@ -146,13 +146,13 @@ def fetch(
         UserError: where the user declines, the disk is too small, a server refuses, a file is not the published one, or
             the time is up.
     """
-    check_unpacking(wanted)
+    _check_unpacking(wanted)
     with requests.Session() as session:
         files = listed(wanted.hub, session, mirror) if wanted.hub else list(wanted.files)
         missing = [file for file in files if not there(folder / file.path, file)]
         if missing:
             amount = sum(file.bytes for file in missing)
-            check_space(folder, missing)
+            _check_space(folder, missing)
             agree(
                 f"{wanted.name}: {wanted.about}\nlicence: {wanted.licence} ({wanted.page})\n"
                 f"{len(missing)} files, {size(amount) if amount else 'of unpublished size'}, to {folder}"
@@ -195,12 +195,12 @@ def listed(hub: Hub, session: requests.Session, mirror: str) -> list[Remote]:
     Raises:
         UserError: where the hub does not answer or lists nothing.
     """
-    base, found = f"{HUB}/api/datasets/{hub.repo}/tree/{hub.revision}", []
+    base, found = f"{_HUB}/api/datasets/{hub.repo}/tree/{hub.revision}", []
     for folder in hub.folders:
         url: str | None = at(f"{base}/{folder}?recursive=true", mirror)
         while url:
             try:
-                answer = session.get(url, timeout=TIMEOUT)
+                answer = session.get(url, timeout=_TIMEOUT)
                 answer.raise_for_status()
                 entries = answer.json()
             except (requests.RequestException, ValueError) as error:
@@ -210,23 +210,23 @@ def listed(hub: Hub, session: requests.Session, mirror: str) -> list[Remote]:
                     if PurePosixPath(entry["path"]).is_absolute() or ".." in PurePosixPath(entry["path"]).parts:
                         raise UserError(f"{url}: lists {entry['path']!r}, which would leave the folder")
                     digest = f"sha256:{entry['lfs']['oid']}" if entry.get("lfs") else ""
-                    address = f"{HUB}/datasets/{hub.repo}/resolve/{hub.revision}/{entry['path']}"
+                    address = f"{_HUB}/datasets/{hub.repo}/resolve/{hub.revision}/{entry['path']}"
                     found.append(Remote(address, entry["path"], entry["size"], digest))
             url = answer.links.get("next", {}).get("url")
             url = at(url, mirror) if url and not (mirror and url.startswith(mirror)) else url
     if not found:
-        raise UserError(f"{HUB}/datasets/{hub.repo}: no files in {', '.join(hub.folders)}")
+        raise UserError(f"{_HUB}/datasets/{hub.repo}: no files in {', '.join(hub.folders)}")
     return found
 
 
-def check_space(folder: Path, files: Sequence[Remote]) -> None:
+def _check_space(folder: Path, files: Sequence[Remote]) -> None:
     """Raise where the disk does not hold files and what archives among them unpack to, about as much again.
 
     Raises:
         UserError: then, with both numbers.
     """
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    packed = sum(file.bytes for file in files if is_archive(file.path))  # about as much again once it is unpacked
+    packed = sum(file.bytes for file in files if _is_archive(file.path))  # about as much again once it is unpacked
     wanted = sum(file.bytes - have(folder / file.path) for file in files) + packed
     free = shutil.disk_usage(place).free
     if wanted > free:
@@ -293,7 +293,7 @@ def receive(
     if file.bytes and done == file.bytes:
         return
     headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={done}-"} if done else {})}
-    with session.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
+    with session.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as answer:
         if answer.status_code in (408, 429) or answer.status_code >= 500:
             answer.raise_for_status()
         if answer.status_code == 416 or not answer.headers.get("Content-Range", f"bytes {done}-").startswith(
@@ -343,12 +343,12 @@ def check(path: Path, file: Remote, url: str) -> None:
         raise UserError(f"{url}: {said}; it was removed, run the same command again")
 
 
-def is_archive(name: str) -> bool:
+def _is_archive(name: str) -> bool:
     """Return whether a file is unpacked when it arrives."""
     return name.endswith((".zip", ".7z"))
 
 
-def check_unpacking(wanted: Published) -> None:
+def _check_unpacking(wanted: Published) -> None:
     """Raise, before anything is downloaded, where what unpacks a dataset is not installed.
 
     Raises:
@@ -365,32 +365,32 @@ def unpack(archive: Path) -> None:
     Raises:
         UserError: where it is damaged or unpacks to far more than its size.
     """
-    if not is_archive(archive.name) or marker(archive).exists():
+    if not _is_archive(archive.name) or marker(archive).exists():
         return
     packed = archive.stat().st_size
     try:
         with disk_errors(str(archive)):
             if archive.suffix == ".7z":
-                unpack_7z(archive, packed)
+                _unpack_7z(archive, packed)
             else:
-                unpack_zip(archive, packed)
+                _unpack_zip(archive, packed)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise UserError(f"{archive}: {one_line(error)}; remove it and run the same command again") from error
     marker(archive).touch()
     archive.unlink()
 
 
-def unpack_zip(archive: Path, packed: int) -> None:
+def _unpack_zip(archive: Path, packed: int) -> None:
     """Unpack a .zip; zipfile keeps its members below the folder."""
     with zipfile.ZipFile(archive) as content:
-        refuse_bomb(archive, sum(member.file_size for member in content.infolist()), packed)
+        _refuse_bomb(archive, sum(member.file_size for member in content.infolist()), packed)
         try:
             content.extractall(archive.parent)
         except NotImplementedError as error:  # a RuntimeError, too
             raise zipfile.BadZipFile(str(error)) from error
 
 
-def unpack_7z(archive: Path, packed: int) -> None:
+def _unpack_7z(archive: Path, packed: int) -> None:
     """Unpack a .7z; py7zr refuses members that would leave the folder.
 
     Raises:
@@ -402,17 +402,17 @@ def unpack_7z(archive: Path, packed: int) -> None:
         raise UserError(f"{archive}: is unpacked by py7zr; pip install 'retable[archives]'") from error
     try:
         with py7zr.SevenZipFile(archive) as content:
-            refuse_bomb(archive, content.archiveinfo().uncompressed, packed)
+            _refuse_bomb(archive, content.archiveinfo().uncompressed, packed)
             content.extractall(archive.parent)
     except py7zr.exceptions.ArchiveError as error:
         raise zipfile.BadZipFile(str(error)) from error
 
 
-def refuse_bomb(archive: Path, unpacked: int, packed: int) -> None:
+def _refuse_bomb(archive: Path, unpacked: int, packed: int) -> None:
     """Raise where an archive unpacks to far more than its size.
 
     Raises:
         UserError: then.
     """
-    if unpacked > EXPANSION * max(packed, 1 << 20):
+    if unpacked > _EXPANSION * max(packed, 1 << 20):
         raise UserError(f"{archive}: unpacks to {size(unpacked)}, from {size(packed)}; it is not the published file")

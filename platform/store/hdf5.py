@@ -11,7 +11,7 @@ import h5py
 
 from retable.platform.errors import UserError
 
-WRITE = "write the data itself into the file"
+_WRITE = "write the data itself into the file"
 
 
 def plain_entry(path: Path, group: h5py.Group, key: str, remedy: str) -> h5py.Group | h5py.Dataset:
@@ -30,7 +30,7 @@ def plain_entry(path: Path, group: h5py.Group, key: str, remedy: str) -> h5py.Gr
     if not group.id.links.exists(key.encode()):
         raise UserError(f"{path}: key '{name}' is missing; {remedy}")
     if group.id.links.get_info(key.encode()).type != h5py.h5l.TYPE_HARD:
-        raise UserError(f"{path}: key '{name}' is a link to elsewhere; {WRITE}")
+        raise UserError(f"{path}: key '{name}' is a link to elsewhere; {_WRITE}")
     return group[key]
 
 
@@ -46,5 +46,5 @@ def plain_numbers(path: Path, group: h5py.Group, key: str, remedy: str, kinds: s
     if not isinstance(data, h5py.Dataset) or data.dtype.kind not in kinds:
         raise UserError(f"{path}: key '{name}' is no array of numbers; {remedy}")
     if data.is_virtual or data.external:
-        raise UserError(f"{path}: key '{name}' keeps its data in another file; {WRITE}")
+        raise UserError(f"{path}: key '{name}' keeps its data in another file; {_WRITE}")
     return data

@@ -17,11 +17,11 @@ from retable.platform.errors import Denied, Unreachable, UserError
 
 PATIENCE = "RETABLE_PATIENCE"
 """Name of the variable that says for how many seconds a storage that does not answer is tried again; else 300."""
-WRITING = ("write", "claim", "remove")
+_WRITING = ("write", "claim", "remove")
 """Methods that need leave to write."""
 FIRST = 0.5
 """Seconds of the first pause."""
-AGAIN = 60.0
+_AGAIN = 60.0
 """Seconds in which a storage that does not answer is told once."""
 _most: ContextVar[float] = ContextVar("most", default=math.inf)
 """Seconds that this context waits at most."""
@@ -51,7 +51,7 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
     A bucket that denies access is waited for only if it has granted it before, to read or to write as now: credentials
     expire, and are renewed.
     """
-    writes = getattr(method, "__name__", "") in WRITING
+    writes = getattr(method, "__name__", "") in _WRITING
 
     @functools.wraps(method)
     def trying(self: S, *arguments: P.args, **named: P.kwargs) -> T:
@@ -83,7 +83,7 @@ def has_answered(root: str, writes: bool = False) -> bool:
 def _tell(root: str, error: Exception) -> None:
     """Print that a storage does not answer, once a minute of all that wait for it. The error names it."""
     now = time.monotonic()
-    if now - _told.get(root, -AGAIN) >= AGAIN:
+    if now - _told.get(root, -_AGAIN) >= _AGAIN:
         _told[root] = now
         console.print(f"note: {error}; tried again for {patience():.0f} s", markup=False)
 

@@ -17,7 +17,7 @@ from typing import Any
 from retable.platform import commit
 from retable.platform.errors import redact_command
 
-PACKAGES = ("retable", "ray", "torch", "numpy", "pyarrow", "gymnasium", "mujoco", "monai", "timm", "transformers")
+_PACKAGES = ("retable", "ray", "torch", "numpy", "pyarrow", "gymnasium", "mujoco", "monai", "timm", "transformers")
 UNKNOWN = "commit not known"
 
 
@@ -43,7 +43,7 @@ def _own(task: str) -> dict[str, object]:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that shape numbers, where installed."""
     installed = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in _PACKAGES:
         try:
             installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

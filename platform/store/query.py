@@ -1,6 +1,6 @@
 """State of the runs on a storage, without Ray and without the tasks' code.
 
-A finished run is told from the index (`index.py`) as long as its folder has not changed; of the others the files are
+A finished run is told from the index (`cache.py`) as long as its folder has not changed; of the others the files are
 read. On a local disk a folder's own time says whether it has changed; on a bucket, one listing of all files does.
 """
 
@@ -19,21 +19,20 @@ from typing import Literal, get_args
 
 from retable.platform.config import describe
 from retable.platform.errors import UserError, disk_errors, nearest
-from retable.platform.store.cache import Snapshot, gc_paused, is_text, listed
-from retable.platform.store.index import Entry, Index
+from retable.platform.store.cache import Entry, Index, Snapshot, gc_paused, is_text, listed
 from retable.platform.store.lease import STALE_SECONDS
 from retable.platform.store.run import RunFolder, outcome_of
 from retable.platform.store.storage import Record, Storage
 
 State = Literal["finished", "diverged", "running", "stale", "incomplete", "failed", "corrupt"]
 """`stale`: in training, with a heartbeat older than two minutes. `incomplete`: unfinished, and no process owns it."""
-FORMER_STATES = {"silent": "stale", "stopped": "incomplete", "damaged": "corrupt"}
+_FORMER_STATES = {"silent": "stale", "stopped": "incomplete", "damaged": "corrupt"}
 """Words of earlier versions, which `--state` still accepts."""
 FEW = 500
 """Most changed runs of a local storage that are listed one by one; for more, all files are listed at once."""
 READERS = 16
 """Files that are read at once: a bucket's time is waiting."""
-KEPT = ("started", "host", "scale", "commit", "dirty", "device")
+_KEPT = ("started", "host", "scale", "commit", "dirty", "device")
 """What the index keeps of `provenance.json`."""
 Files = Mapping[str, tuple[int, int]]
 """Of a run: path in its folder -> size and time (ns)."""
@@ -226,7 +225,7 @@ def look_at(folder: RunFolder, files: Files, index: Index, when: int, now: float
         result = outcome_of(folder.result()) if "result.json" in files else None
         config = folder.folder.read_record("config.json", {"config": dict})["config"]
         made = folder.folder.read_record("provenance.json", {}) if "provenance.json" in files else {}
-        made = {name: made[name] for name in KEPT if name in made}
+        made = {name: made[name] for name in _KEPT if name in made}
         if result is None:
             return unfinished(run, folder, files, config, made, now)
         kept = {"result.json": result, "config.json": config, "provenance.json": made}
@@ -282,7 +281,7 @@ def select(runs: Sequence[Run], where: Mapping[str, object], states: Sequence[st
     Raises:
         UserError: where no run has such a field, or there is no such state.
     """
-    states = [FORMER_STATES.get(state, state) for state in states]
+    states = [_FORMER_STATES.get(state, state) for state in states]
     for state in states:
         if state not in get_args(State):
             raise UserError(f"--state {state}: no such state{nearest(state, get_args(State))}")
@@ -312,10 +311,10 @@ def order(value: object) -> tuple[int, float, str]:
     return 2, 0.0, str(value)
 
 
-def usual(runs: Sequence[Run], most: int = 2000) -> dict[str, dict[str, str]]:
-    """Return task -> path -> the value that most of the runs have, as JSON; of as many as are looked at."""
+def usual(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
+    """Return task -> path -> the value that most of the runs have, as JSON; of many runs some 2,000 are looked at."""
     counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-    for run in runs[:: -(-len(runs) // most) or 1]:
+    for run in runs[:: -(-len(runs) // 2000) or 1]:
         for path, value in run.config.items():
             counts[run.task][path][json.dumps(value)] += 1
     return {task: {path: c.most_common(1)[0][0] for path, c in paths.items()} for task, paths in counts.items()}

@@ -19,7 +19,7 @@ LARGEST = 1 << 63
 """Whole numbers that are larger are no measurement, and overflow where they are shown."""
 DIGEST = re.compile(r"[0-9]{1,9} [0-9a-f]{64}")
 """An epoch, and the SHA-256 of its weights."""
-WORDS = ("host", "device", "system", "command", "commit", "started", "scale")
+_WORDS = ("host", "device", "system", "command", "commit", "started", "scale")
 """Entries of a provenance that are texts, where they are there."""
 
 
@@ -27,7 +27,7 @@ class Malformed(Exception):
     """A file does not match the schema of its kind; the text says why."""
 
 
-ENTRIES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+_ENTRIES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "config": {"task": str, "version": int, "config": dict},
     "provenance": {},
     "result": {"data": str, "metrics": dict, "weights": dict, "seconds": (int, float)},
@@ -69,13 +69,13 @@ def _check_json(member: Member, data: bytes) -> None:
         return
     if not isinstance(content, dict):
         raise Malformed("it is no object")
-    for name, kind in ENTRIES[member.kind].items():
+    for name, kind in _ENTRIES[member.kind].items():
         if not isinstance(content.get(name), kind) or isinstance(content[name], bool):
             raise Malformed(f"the entry {name!r} is missing or of the wrong type")
-    if "metrics" in ENTRIES[member.kind]:
+    if "metrics" in _ENTRIES[member.kind]:
         _numbers(content["metrics"], "metrics")
-    if member.kind in CHECKS:
-        CHECKS[member.kind](content)
+    if member.kind in _CHECKS:
+        _CHECKS[member.kind](content)
     if member.run and member.kind == "config" and content["task"] != member.task:
         raise Malformed("it is another task's")
 
@@ -94,7 +94,7 @@ def _is_number(value: object) -> bool:
 
 
 def _provenance(record: Mapping[str, object]) -> None:
-    for name in WORDS:
+    for name in _WORDS:
         if not isinstance(record.get(name), (str, type(None))):
             raise Malformed(f"the entry {name!r} is no text")
     versions, data = record.get("versions", {}), record.get("data", {"digest": ""})
@@ -120,7 +120,7 @@ def _measurement(record: Mapping[str, object]) -> None:
     _provenance(made)
 
 
-CHECKS: Mapping[str, Callable[[Record], None]] = {
+_CHECKS: Mapping[str, Callable[[Record], None]] = {
     "provenance": _provenance,
     "result": _result,
     "measurement": _measurement,

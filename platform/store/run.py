@@ -23,6 +23,7 @@ import io
 import json
 import re
 import struct
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,23 +32,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retable.platform.config import Config, OwnConfig, View, choice_name, fingerprint, flatten, naming, override
+from retable.platform.config import Config, View, choice_name, fingerprint, flatten, naming, override
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Record, Storage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from retable.platform.spec.task import State, Task
+    from retable.platform.spec.task import C, State, Task
 
 
-CHECKPOINT = ("model.safetensors", "state.pt")
+_CHECKPOINT = ("model.safetensors", "state.pt")
 """Files of a checkpoint, besides its manifest."""
 
 SHARDS = "shards.json"
 """Names the shards of a view, or of a combination, that came in a bundle."""
 
-SORTED = json.JSONEncoder(sort_keys=True)
+_SORTED = json.JSONEncoder(sort_keys=True)
 """How views are named: made once, as there are many."""
 
 
@@ -126,7 +127,7 @@ class RunFolder:
         """Return whether the run came in a bundle that left out the weights of an epoch."""
         return bool(self.bundle()) and not self.folder.exists(weights_path(epoch))
 
-    def config(self, task: Task) -> OwnConfig:
+    def config(self, task: Task[C]) -> C:
         """Return the run's config.
 
         Raises:
@@ -198,7 +199,7 @@ class RunFolder:
 
         rest = io.BytesIO()
         torch.save({name: value for name, value in state.items() if name != "weights"}, rest)
-        files = dict(zip(CHECKPOINT, (save(contiguous(state["weights"])), rest.getvalue()), strict=True))
+        files = dict(zip(_CHECKPOINT, (save(contiguous(state["weights"])), rest.getvalue()), strict=True))
         for name, data in files.items():
             self.folder.write(f"checkpoint-{step:08d}/{name}", data)
         manifest = {name: sha256(data) for name, data in files.items()}
@@ -216,8 +217,8 @@ class RunFolder:
         from safetensors.torch import load
 
         folder = f"checkpoint-{step:08d}"
-        manifest = self.folder.read_record(f"{folder}/manifest.json", dict.fromkeys(CHECKPOINT, str))
-        files = {name: self._verified(f"{folder}/{name}", manifest[name]) for name in CHECKPOINT}
+        manifest = self.folder.read_record(f"{folder}/manifest.json", dict.fromkeys(_CHECKPOINT, str))
+        files = {name: self._verified(f"{folder}/{name}", manifest[name]) for name in _CHECKPOINT}
         try:
             rest = torch.load(io.BytesIO(files["state.pt"]), weights_only=True, map_location="cpu")
             return {"weights": load(files["model.safetensors"]), **rest}
@@ -416,7 +417,7 @@ def view_key(view: object) -> str:
     global _named
     last, name = _named
     if view is not last:  # a view never changes
-        text = SORTED.encode(naming(view))
+        text = _SORTED.encode(naming(view))
         name = f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
         _named = (view, name)
     return name
@@ -436,11 +437,8 @@ def tensorboard_events(rows: Sequence[Mapping[str, Any]], samples: Mapping[int, 
     from tensorboardX.proto.summary_pb2 import Summary
     from tensorboardX.record_writer import RecordWriter
 
-    buffer = io.BytesIO()
-    writer = RecordWriter.__new__(RecordWriter)  # its constructor opens a path; we want the bytes
-    writer._writer = buffer
     start = float(rows[0]["time"]) if rows else time.time()
-    writer.write(Event(wall_time=start, file_version="brain.Event:2").SerializeToString())
+    events = [Event(wall_time=start, file_version="brain.Event:2")]
     for row in rows:
         values = [
             Summary.Value(tag=name, simple_value=float(value))
@@ -452,6 +450,10 @@ def tensorboard_events(rows: Sequence[Mapping[str, Any]], samples: Mapping[int, 
             width, height = struct.unpack(">II", png[16:24])  # PNG's first chunk begins with them
             picture = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=png)
             values.append(Summary.Value(tag="sample", image=picture))
-        event = Event(wall_time=float(row["time"]), step=int(row["step"]), summary=Summary(value=values))
-        writer.write(event.SerializeToString())
-    return buffer.getvalue()
+        events.append(Event(wall_time=float(row["time"]), step=int(row["step"]), summary=Summary(value=values)))
+    with tempfile.NamedTemporaryFile(prefix="retable-events-") as file:
+        writer = RecordWriter(file.name)
+        for event in events:
+            writer.write(event.SerializeToString())
+        writer.close()
+        return file.read()

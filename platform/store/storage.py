@@ -24,7 +24,7 @@ T = TypeVar("T")
 Record: TypeAlias = dict[str, Any]
 """A JSON object, as it was read."""
 
-OBJECT_STORES = ("s3", "gcs", "abfs")
+_OBJECT_STORES = ("s3", "gcs", "abfs")
 """pyarrow's own: an object appears whole when its stream is closed, and there are no folders to make."""
 
 
@@ -72,7 +72,7 @@ class Storage:
             filesystem, root = _fsspec(where)
         except OSError as error:
             raise UserError(f"--storage {where}: {str(error).splitlines()[0]}") from error
-        if not root.strip("/") and any(kind in filesystem.type_name for kind in OBJECT_STORES):
+        if not root.strip("/") and any(kind in filesystem.type_name for kind in _OBJECT_STORES):
             raise UserError(f"--storage {where}: names no bucket; write it as in s3://bucket/path")
         return Storage(filesystem, root.rstrip("/"))._reached(where)
 
@@ -261,7 +261,7 @@ class Storage:
         target = self._path(path)
         parent, name = target.rsplit("/", 1)
         with disk_errors(self._name(path)):
-            if self.filesystem.type_name in OBJECT_STORES:
+            if self.filesystem.type_name in _OBJECT_STORES:
                 with self.filesystem.open_output_stream(target) as stream:
                     stream.write(data)
                 return

@@ -47,7 +47,7 @@ def metadata(data: bytes) -> dict[str, str] | None:
 def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: bool = False) -> dict[str, Tensor]:
     """Read the tensors of a PyTorch or safetensors file; code in it is never run.
 
-    Those of a checkpoint lie under one of the names in `WRAPPERS`, or under one inside another; of a checkpoint with
+    Those of a checkpoint lie under one of the names in `_WRAPPERS`, or under one inside another; of a checkpoint with
     other names the inner dictionary with the most tensors is read.
 
     Args:
@@ -67,9 +67,9 @@ def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: boo
     except Exception as error:  # unpickling a broken file raises almost anything
         # torch's own message advises to load the file unsafely
         raise UserError(f"{file}: no file of tensors and plain values, or not the whole file; {known}") from error
-    for _ in WRAPPERS:  # a dictionary may hold itself
+    for _ in _WRAPPERS:  # a dictionary may hold itself
         if isinstance(state, dict):
-            state = next((state[key] for key in WRAPPERS if isinstance(state.get(key), dict)), state)
+            state = next((state[key] for key in _WRAPPERS if isinstance(state.get(key), dict)), state)
     if not isinstance(state, dict):
         raise UserError(f"{file}: no state dict but a {type(state).__name__}; {known}")
     tensors = _named(state) or _named(_fullest(state))
@@ -125,17 +125,17 @@ class _UnreadList(_Unread):
         return []
 
 
-SETTINGS = (
+_SETTINGS = (
     *("sacred.", "omegaconf.", "pytorch_lightning.", "lightning.", "argparse.Namespace", "types.SimpleNamespace"),
     *("numpy.", "datetime.", "zoneinfo.", "decimal.", "fractions.", "uuid.", "pathlib.", "collections."),
 )
 """What checkpoints hold beside tensors: settings, scores and times in values of these modules. They are not read: an
 inert class takes the place of each that PyTorch's safe reader does not allow by itself."""
-PLAIN = frozenset(
+_PLAIN = frozenset(
     f"builtins.{name}" for name in ("dict", "list", "set", "frozenset", "int", "float", "str", "complex", "slice")
 )
 """Python's own types, treated likewise."""
-WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "network", "net", "module", "weights", "params")
+_WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "network", "net", "module", "weights", "params")
 """Names under which checkpoints keep a network's state dict."""
 
 
@@ -149,7 +149,7 @@ def _loaded(file: Path, data: bytes, known: str) -> object:
         named = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data))
     except ValueError:  # a file of before PyTorch 1.6: no archive
         named = []
-    if code := sorted(name for name in named if not name.startswith(SETTINGS) and name not in PLAIN):
+    if code := sorted(name for name in named if not name.startswith(_SETTINGS) and name not in _PLAIN):
         holds = f"it holds {', '.join(code[:3])}, whose code is not run"
         raise UserError(f"{file}: no file of tensors and plain values: {holds}; {known}")
     # One class for each name: the reader wants to know them apart.

@@ -3,8 +3,7 @@
 Level 8 of 15. A Tune trial, each worker of a Ray Train group and a notebook run the very same loop.
 
     `loop`      train: restore, batches, step, validate, checkpoint, early stop, `result.json`
-    `worker`    Worker: rank, world size, device, DDP wrapper and collectives that a learner is given
+    `worker`    Worker: rank, world size, device, DDP wrapper and collectives that a learner is given; what it uses
     `seeds`     named random streams, independent for every (seed, stream, place)
-    `usage`     CPU and GPU seconds, peak memory
     `trackers`  MLflow, Weights & Biases and TensorBoard, by --track
 """

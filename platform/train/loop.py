@@ -20,8 +20,7 @@ from retable.platform.errors import Unreachable, UserError
 from retable.platform.spec.task import Startable
 from retable.platform.store.run import RunFolder, weights_path
 from retable.platform.store.weights import stored
-from retable.platform.train.usage import PEAKS, Meter, joined
-from retable.platform.train.worker import Worker, seed_everything
+from retable.platform.train.worker import PEAKS, Meter, Worker, add_usage, seed_everything
 
 if TYPE_CHECKING:
     from retable.platform.spec.task import Data, Learner, Task
@@ -44,7 +43,7 @@ class Progress:
     """Metric -> sum over this epoch's steps, float64, shape (members,)."""
     seconds: float = 0.0
     used: dict[str, float] = field(default_factory=dict)
-    """What all attempts took until here (`usage.Meter.read`)."""
+    """What all attempts took until here (`worker.Meter.read`)."""
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Count one step and add its metrics."""
@@ -138,7 +137,7 @@ def train(
                 }  # rank 0 saves for all
                 with clock:
                     if worker.rank == 0:
-                        progress.used = joined(used, meter.read())
+                        progress.used = add_usage(used, meter.read())
                         worker.check_owner()
                         save_checkpoints(learner.state_dict(), progress, folders, digest)
                 worker.checkpoint_written()
@@ -149,7 +148,7 @@ def train(
         ended = progress.epoch == epochs or all(over(rule, history) for history in histories)
         if worker.rank == 0:
             worker.check_owner()
-            progress.used = joined(used, meter.read())
+            progress.used = add_usage(used, meter.read())
             states = learner.state_dict()
             for folder, state, history, kept in zip(folders, states, histories, keep, strict=True):
                 _keep_weights(folder, state["weights"], history, kept, epochs, rule)
@@ -217,7 +216,7 @@ def _keep_weights(
         row |= dict.fromkeys(names, folder.save_weights(row["epoch"], weights))
 
 
-def best_row(history: Sequence[Mapping[str, object]]) -> Mapping[str, Any] | None:
+def _best_row(history: Sequence[Mapping[str, object]]) -> Mapping[str, Any] | None:
     """Return the line of the best epoch of a run that may end early, else None."""
     return next((row for row in reversed(history) if "best" in row), None)
 
@@ -226,7 +225,7 @@ def _best_weights(folder: RunFolder, history: Sequence[Mapping[str, object]]) ->
     """Return the weights of the best epoch so far."""
     from safetensors.torch import load
 
-    row = best_row(history)
+    row = _best_row(history)
     assert row is not None
     return load(folder.folder.read(weights_path(row["epoch"])))
 
@@ -347,7 +346,7 @@ def finish(
         unsaid = ("weights", "best", "time", "diverged")
         last = {name: value for name, value in history[-1].items() if name not in unsaid}
         weights = {str(row["epoch"]): row["weights"] for row in history if "weights" in row}
-        best = best_row(history)
+        best = _best_row(history)
         if best is not None:
             data = folder.folder.read(weights_path(best["epoch"]))
             for epoch in sorted({epochs, *(epoch for epoch in kept if epoch > last["epoch"])}):

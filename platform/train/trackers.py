@@ -19,9 +19,9 @@ from retable.platform.store.run import RunFolder
 if TYPE_CHECKING:
     from retable.platform.train.worker import Worker  # which imports Torch
 
-TRACKERS = ("mlflow", "wandb", "tensorboard")
+_TRACKERS = ("mlflow", "wandb", "tensorboard")
 """Names, each also of an extra and of the library."""
-PROJECT = "retable"
+_PROJECT = "retable"
 """Experiment of MLflow, project of Weights & Biases, unless MLFLOW_EXPERIMENT_NAME or WANDB_PROJECT names another."""
 
 Row = Mapping[str, float]
@@ -37,18 +37,18 @@ def prepare(name: str) -> dict[str, str]:
     """
     if not name:
         return {}
-    if name not in TRACKERS:
-        raise UserError(f"--track {name}: no such tracker{nearest(name, TRACKERS)}")
+    if name not in _TRACKERS:
+        raise UserError(f"--track {name}: no such tracker{nearest(name, _TRACKERS)}")
     extras.check(name)
     if name == "mlflow":
         import mlflow
 
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
         return {"name": name, "where": mlflow.get_tracking_uri(), "project": experiment}
     if name == "wandb":
         folder = os.environ.get("WANDB_DIR", os.getcwd())
-        return {"name": name, "where": os.path.abspath(folder), "project": os.environ.get("WANDB_PROJECT", PROJECT)}
-    return {"name": name, "where": os.path.abspath("tensorboard"), "project": PROJECT}
+        return {"name": name, "where": os.path.abspath(folder), "project": os.environ.get("WANDB_PROJECT", _PROJECT)}
+    return {"name": name, "where": os.path.abspath("tensorboard"), "project": _PROJECT}
 
 
 def tracked(

@@ -1,4 +1,4 @@
-"""Distributed context passed to a learner: rank, world size, device, collectives.
+"""Distributed context passed to a learner: rank, world size, device, collectives; and what its process uses.
 
 Besides `execute/trials.py` it is the only place that touches `torch.distributed`.
 """
@@ -6,9 +6,11 @@ Besides `execute/trials.py` it is the only place that touches `torch.distributed
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,13 +46,13 @@ def share(batch: int, rank: int, world: int) -> slice:
     return slice(rank * batch // world, (rank + 1) * batch // world)
 
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def autocast(device: str, precision: str) -> torch.autocast:
-    """Return the context in which networks compute in a precision: a key of `PRECISIONS`."""
+    """Return the context in which networks compute in a precision: a key of `_PRECISIONS`."""
     kind = torch.device(device).type
-    return torch.autocast(kind, PRECISIONS[precision], enabled=precision != "float32")
+    return torch.autocast(kind, _PRECISIONS[precision], enabled=precision != "float32")
 
 
 def ignore(*_: object) -> None:
@@ -90,7 +92,7 @@ class Worker:
         """Concatenate every rank's rows, in order of rank, with gradients to each."""
         if self.world == 1:
             return tensor
-        rows: Tensor = Gather.apply(tensor)
+        rows: Tensor = _Gather.apply(tensor)
         return rows
 
     def mean(self, tensor: Tensor) -> Tensor:
@@ -109,7 +111,7 @@ class Worker:
                     buffer.copy_(self.mean(buffer))
 
 
-class Gather(torch.autograd.Function):
+class _Gather(torch.autograd.Function):
     """Concatenate all ranks' rows, as many of each; the gradient of a rank's rows is summed over all ranks' losses.
 
     torch's own (`torch.distributed.nn.functional.all_gather`) is deprecated, and its successor is too new.
@@ -140,3 +142,47 @@ def seed_everything(seed: int, step: int, rank: int) -> None:
     # Without an accelerator `torch.manual_seed` formats a traceback for each that may come: 0.4 ms a step.
     manual_seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
     manual_seed(int(words[0]) << 32 | int(words[1]))
+
+
+PEAKS = ("peak_memory", "peak_gpu_memory")
+
+
+class Meter:
+    """Measures this process from now on; a process that trains one run after another has one for each."""
+
+    def __init__(self, device: str = "cpu", workers: int = 1) -> None:
+        self.gpu, self.workers = device != "cpu", workers
+        self.cpu, self.start = time.process_time(), time.monotonic()
+        with suppress(OSError):  # Linux: the peak starts anew
+            Path("/proc/self/clear_refs").write_text("5")
+        if self.gpu:
+            torch.cuda.reset_peak_memory_stats()
+
+    def read(self) -> dict[str, float]:
+        """Return seconds of CPUs and GPUs of all workers, as this one took its share, and this one's peaks in bytes."""
+        seconds = time.monotonic() - self.start
+        return {
+            "cpu_seconds": (time.process_time() - self.cpu) * self.workers,
+            "gpu_seconds": seconds * self.workers if self.gpu else 0.0,
+            "peak_memory": float(_peak()),
+            "peak_gpu_memory": float(torch.cuda.max_memory_allocated()) if self.gpu else 0.0,
+        }
+
+
+def _peak() -> int:
+    """Return the peak memory of this process in bytes; where the system does not report it, the current one."""
+    import psutil
+
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration, ValueError):
+        return int(psutil.Process().memory_info().rss)
+
+
+def add_usage(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """Return the usage of two stretches of a training: summed seconds, and the higher peaks."""
+    return {
+        name: max(before.get(name, 0.0), value) if name in PEAKS else before.get(name, 0.0) + value
+        for name, value in now.items()
+    }

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float32
 from ray import serve
 
+from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.recordings import folder_of, own_index, shown, take_in
 from retable.serve.deployments.served import Line, Served

@@ -10,7 +10,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def grouped(
+def _grouped(
     requests: Sequence[T],
     key: Callable[[T], Hashable],
     size: Callable[[T], float],
@@ -40,8 +40,8 @@ def together(
     size: Callable[[T], float] = lambda _: 0,
     most: float = math.inf,
 ) -> list[R]:
-    """Return the answers to requests, in their order; `answer` computes those that go together, see `grouped`."""
+    """Return the answers to requests, in their order; `answer` computes those that go together, see `_grouped`."""
     answers: dict[int, R] = {}
-    for share in grouped(requests, key, size, most):
+    for share in _grouped(requests, key, size, most):
         answers |= dict(zip(share, answer([requests[place] for place in share]), strict=True))
     return [answers[place] for place in range(len(requests))]

@@ -21,9 +21,9 @@ from retable.tasks.rl.formats.compact import deployable
 from retable.tasks.rl.play.acting import player
 from retable.tasks.rl.play.evaluate import play as simulate
 
-PER_SECOND = 25
+_PER_SECOND = 25
 """Pictures of a second of simulated time, at most."""
-PLANE, SPHERE, CAPSULE, CYLINDER, MESH = 0, 2, 3, 5, 7
+_PLANE, _SPHERE, _CAPSULE, _CYLINDER, _MESH = 0, 2, 3, 5, 7
 """MuJoCo's kinds of bodies (`mjtGeom`); the others are ellipsoids and boxes."""
 
 
@@ -52,17 +52,17 @@ class Bodies:
     def of(model: Any, data: Any) -> "Bodies":
         """Read them off MuJoCo's model, which stands as an episode begins."""
         kinds, sizes = np.array(model.geom_type), np.array(model.geom_size)
-        shown = (kinds != PLANE) & (kinds < MESH) & (np.array(model.geom_rgba)[:, 3] > 0)
+        shown = (kinds != _PLANE) & (kinds < _MESH) & (np.array(model.geom_rgba)[:, 3] > 0)
         places = np.flatnonzero(shown)
         kinds, sizes = kinds[places], sizes[places]
-        long = np.isin(kinds, (CAPSULE, CYLINDER))
+        long = np.isin(kinds, (_CAPSULE, _CYLINDER))
         ordered = np.sort(sizes, axis=1)
-        radii = np.where(long | (kinds == SPHERE), sizes[:, 0], ordered[:, 1])
-        halves = np.where(long, sizes[:, 1], np.where(kinds == SPHERE, 0, ordered[:, 2]))
-        axes = np.where(long | (kinds == SPHERE), 2, sizes.argmax(axis=1))
-        floors = np.flatnonzero(np.array(model.geom_type) == PLANE)
+        radii = np.where(long | (kinds == _SPHERE), sizes[:, 0], ordered[:, 1])
+        halves = np.where(long, sizes[:, 1], np.where(kinds == _SPHERE, 0, ordered[:, 2]))
+        axes = np.where(long | (kinds == _SPHERE), 2, sizes.argmax(axis=1))
+        floors = np.flatnonzero(np.array(model.geom_type) == _PLANE)
         ground = float(data.geom_xpos[floors[0], 2]) if len(floors) else None
-        return Bodies(places, radii, halves, axes, np.isin(kinds, (CAPSULE, SPHERE)), ground)
+        return Bodies(places, radii, halves, axes, np.isin(kinds, (_CAPSULE, _SPHERE)), ground)
 
     def ends(self, data: Any) -> Array:
         """Return where each line begins and ends now, m: (bodies, 2, 3)."""
@@ -81,7 +81,7 @@ class Film:
         spread = np.ptp(self.bodies.ends(self.data).reshape(-1, 3), axis=0)
         self.depth = 2 if spread[2] >= spread[1] else 1
         self.pause = float(environment.dt)
-        self.every = max(1, round(1 / (PER_SECOND * self.pause)))
+        self.every = max(1, round(1 / (_PER_SECOND * self.pause)))
         self.frames: list[list[int]] = []
 
     def see(self, step: int) -> None:

@@ -32,10 +32,10 @@ from retable.serve.ingress.replies import Json, Problem, Reply, json_reply, kind
 FOLDER = "served/jobs"
 ID = re.compile(r"[A-Za-z0-9_-]{22}")
 """What jobs are called: 128 random bits."""
-OVER = ("done", "failed", "cancelled")
+_OVER = ("done", "failed", "cancelled")
 CLEANING = 600.0
 """Seconds between two looks for jobs that are too old, while none is painted."""
-CHECKING = 30.0
+_CHECKING = 30.0
 """Seconds that a look at a header may take."""
 
 
@@ -126,7 +126,7 @@ class VideoQueue:
             if id in self.jobs:
                 return self._status(self.jobs[id])
             self._clean()
-            if sum(job.state not in OVER for job in self.jobs.values()) + self.arriving > self.limits.jobs_waiting:
+            if sum(job.state not in _OVER for job in self.jobs.values()) + self.arriving > self.limits.jobs_waiting:
                 detail = f"{self.limits.jobs_waiting} videos wait; try again in some minutes"
                 raise Problem(503, detail).wait(60)
             self.arriving += 1
@@ -177,13 +177,13 @@ class VideoQueue:
         """
         with self.changed:
             job = self._job(id)
-            if job.state in OVER:
+            if job.state in _OVER:
                 self._remove(job)
                 return
             before, job.state = job.state, "cancelled"
             if before == "running" and self.running:
                 self.running.end()
-                self.changed.wait_for(lambda: self.running is None, timeout=CHECKING)
+                self.changed.wait_for(lambda: self.running is None, timeout=_CHECKING)
             self._tidy(job)
             self._keep(job)
 
@@ -198,7 +198,7 @@ class VideoQueue:
         with self.checking:
             try:
                 look = ProgressProcess(check, path, job.order.size, self.limits)
-                deque(look.progress(CHECKING))
+                deque(look.progress(_CHECKING))
             except UserError as error:
                 raise Problem(400, f"the video cannot be read: {error}") from error
         if look.result:
@@ -268,7 +268,7 @@ class VideoQueue:
 
     def _clean(self) -> None:
         """Remove jobs that are too old, and finished ones beyond the limit."""
-        ended = sorted((job for job in self.jobs.values() if job.state in OVER), key=lambda job: -job.made)
+        ended = sorted((job for job in self.jobs.values() if job.state in _OVER), key=lambda job: -job.made)
         now = time.time()
         for place, job in enumerate(ended):
             if place >= self.limits.jobs_kept or now - job.made > 3600 * self.limits.job_hours:
@@ -290,7 +290,7 @@ class VideoQueue:
 
     def _job(self, id: str) -> Job:
         job = self.jobs.get(id)
-        if job is None or (job.state in OVER and time.time() - job.made > 3600 * self.limits.job_hours):
+        if job is None or (job.state in _OVER and time.time() - job.made > 3600 * self.limits.job_hours):
             raise Problem(404, "no such job; those that are over are gone after a day")
         return job
 
@@ -329,7 +329,7 @@ def _locked(path: Path) -> IO[bytes]:
     return file
 
 
-REPLIES: Mapping[str, Callable[..., Reply]] = {
+_REPLIES: Mapping[str, Callable[..., Reply]] = {
     "create": lambda job: json_reply(job, 202, (("Location", f"/v1/jobs/{job['id']}"),)),
     "status": json_reply,
     "file": lambda reply: reply,
@@ -352,7 +352,7 @@ class Jobs:
     @returns_problems
     async def call(self, method: str, *given: object) -> Reply:
         """Return the answer of the queue's `create`, `status`, `file` or `cancel`."""
-        return await asyncio.to_thread(lambda: REPLIES[method](getattr(self._desk(), method)(*given)))
+        return await asyncio.to_thread(lambda: _REPLIES[method](getattr(self._desk(), method)(*given)))
 
     def _desk(self) -> VideoQueue:
         if not self.storage.is_local:

@@ -22,8 +22,8 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 RAMP = ((242, 245, 250), (156, 196, 255), (47, 111, 224), (42, 29, 122))
 """Colours of probabilities 0, 1/3, 2/3 and 1; those of the page."""
-INK, PAPER = (31, 41, 55), (255, 255, 255)
-SIDE, SMALL = 288, 132
+_INK, PAPER = (31, 41, 55), (255, 255, 255)
+_SIDE, SMALL = 288, 132
 """Pixels across a map at least: alone, and in a sheet."""
 COLUMNS, EDGE = 8, 10
 SECONDS = 0.25
@@ -66,11 +66,11 @@ def written(forecast: Forecast, kind: Format, lead: int = 0) -> Reply:
         return Reply(made, "application/x-netcdf")
     file = io.BytesIO()
     if kind == "gif":
-        first, *rest = (drawn(forecast, [place], SIDE) for place in range(len(forecast.steps)))
+        first, *rest = (drawn(forecast, [place], _SIDE) for place in range(len(forecast.steps)))
         first.save(file, "GIF", save_all=True, append_images=rest, duration=round(1000 * SECONDS), loop=0)
     else:
         places = [lead // MINUTES - 1] if lead else range(len(forecast.steps))
-        drawn(forecast, places, SIDE if lead else SMALL).save(file, "PNG")
+        drawn(forecast, places, _SIDE if lead else SMALL).save(file, "PNG")
     return Reply(file.getvalue(), f"image/{kind}")
 
 
@@ -85,11 +85,11 @@ def drawn(forecast: Forecast, places: Sequence[int], side: int) -> Image.Image:
     )
     pen = ImageDraw.Draw(canvas)
     since = "" if forecast.time is None else f" after {str(forecast.time)[:16].replace('T', ' ')} UTC"
-    pen.text((EDGE, EDGE), f"{forecast.region}: probability of rain{since if columns > 1 else ''}", INK, font)
+    pen.text((EDGE, EDGE), f"{forecast.region}: probability of rain{since if columns > 1 else ''}", _INK, font)
     for number, place in enumerate(places):
         left, top = EDGE + number % COLUMNS * (width + EDGE), line + EDGE + number // COLUMNS * (width + line + EDGE)
         minutes = MINUTES * (place + 1)
-        pen.text((left, top), f"+{minutes // 60} h {minutes % 60:02d}{since if columns == 1 else ''}", INK, font)
+        pen.text((left, top), f"+{minutes // 60} h {minutes % 60:02d}{since if columns == 1 else ''}", _INK, font)
         colours = Image.fromarray(table()[forecast.steps[place]])
         canvas.paste(colours.resize((width, width), Image.Resampling.NEAREST), (left, top + line))
     scale(pen, EDGE, canvas.height - line - EDGE // 2, font)
@@ -98,10 +98,10 @@ def drawn(forecast: Forecast, places: Sequence[int], side: int) -> Image.Image:
 
 def scale(pen: ImageDraw.ImageDraw, left: int, top: int, font: Font) -> None:
     """Draw which colour means which probability."""
-    pen.text((left, top), "0", INK, font)
+    pen.text((left, top), "0", _INK, font)
     for step, colour in enumerate(table()):
         pen.line((left + 14 + step * 120 // STEPS, top + 3, left + 14 + step * 120 // STEPS, top + 13), tuple(colour))
-    pen.text((left + 140, top), "1", INK, font)
+    pen.text((left + 140, top), "1", _INK, font)
 
 
 def table() -> npt.NDArray[np.uint8]:

@@ -33,7 +33,7 @@ STARTS = {".wav": rb"(RIFF|RF64).{4}WAVE", ".flac": rb"fLaC", ".ogg": rb"OggS", 
 """Suffix -> how such files begin."""
 LONGEST = 100
 """Characters of a name."""
-STARTING = 300.0
+_STARTING = 300.0
 """Seconds that a replica waits for another one that makes the same index."""
 
 
@@ -58,7 +58,7 @@ def own_index(embedder: Embedder, storage: Storage) -> Path:
             shutil.copyfile(file, writing)
             writing.replace(folder / file.name)
     out = Path((storage / INDEX).root) / embedder.fingerprint[:16]
-    update(folder, out, embedder, patience=STARTING)
+    update(folder, out, embedder, patience=_STARTING)
     return out
 
 

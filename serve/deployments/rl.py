@@ -27,7 +27,7 @@ BATCH, WAIT = 64, 0.002
 """Requests of one batch, and the seconds that the first of them waits for others."""
 ROWS = 256
 """Observations that go through the networks together: with a hundred candidates each, some 20 MB."""
-SEEDS = 2**63
+_SEEDS = 2**63
 """Seeds are below this."""
 
 
@@ -57,7 +57,7 @@ def question(policy: Exported, body: bytes, limits: Limits = LIMITS) -> Question
     if unknown := fields.keys() - {"observations", "seed"}:
         raise wrong(min(unknown), "a field that is unknown", "observations, and seed")
     seed = fields.get("seed", 0)
-    if type(seed) is not int or not 0 <= seed < SEEDS:
+    if type(seed) is not int or not 0 <= seed < _SEEDS:
         raise wrong("seed", repr(seed)[:40], "a whole number from 0 to 2^63 - 1")
     rows = numbers(fields["observations"], states, wanted)
     if not 1 <= len(rows) <= limits.observations:

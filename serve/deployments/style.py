@@ -38,7 +38,7 @@ KINDS = {
 """How files of pictures begin. Other decoders are never asked: some run programs, many were never attacked."""
 
 
-TILE_WIDTH, TILE_HEIGHT = 322, 323
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323
 """Tags of TIFF."""
 
 
@@ -76,7 +76,7 @@ def check(body: bytes, size: int, limits: Limits) -> None:
             with Image.open(io.BytesIO(body), formats=[kind]) as image:
                 width, height = image.size
                 # A TIFF's tiles are made room for as their header says, whatever the picture's own size is.
-                tiles = [getattr(image, "tag_v2", {}).get(tag, 0) for tag in (TILE_WIDTH, TILE_HEIGHT)]
+                tiles = [getattr(image, "tag_v2", {}).get(tag, 0) for tag in (_TILE_WIDTH, _TILE_HEIGHT)]
                 if any(not isinstance(length, int) or length < 0 for length in tiles):
                     raise ValueError("lengths of tiles")  # a tag has the type that the file says: text times a number
     except Exception as error:  # decoders raise anything on broken bytes

@@ -38,10 +38,10 @@ WAIT = 0.02
 """Seconds that the first request of a batch waits for others."""
 NAME = "images"
 """What the array is called in a file of NumPy's."""
-FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
-CHUNKS = 10_000
+_FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
+_CHUNKS = 10_000
 """Chunks of an HDF5 data set, at most: each takes a kilobyte and HDF5's time, whether or not the file holds it."""
-CHECKSUM = 4
+_CHECKSUM = 4
 """Bytes that fletcher32 adds to a chunk."""
 
 
@@ -99,18 +99,18 @@ def _check_chunks(data: h5py.Dataset, limits: Limits) -> None:
         return
     properties, size = data.id.get_create_plist(), math.prod(data.chunks) * data.dtype.itemsize
     filters = [properties.get_filter(place)[0] for place in range(properties.get_nfilters())]
-    if len(set(filters)) < len(filters) or set(filters) - FILTERS:
+    if len(set(filters)) < len(filters) or set(filters) - _FILTERS:
         raise wrong(f"filters of {SATELLITE}", filters, "gzip, shuffle and fletcher32, each once")
     count = math.prod(-(-side // chunk) for side, chunk in zip(data.shape, data.chunks, strict=True))
-    if count > CHUNKS or count * size > limits.frames_bytes:
-        wanted = f"{CHUNKS} of {limits.frames_bytes} bytes in all, at most"
+    if count > _CHUNKS or count * size > limits.frames_bytes:
+        wanted = f"{_CHUNKS} of {limits.frames_bytes} bytes in all, at most"
         raise wrong(f"chunks of {SATELLITE}", f"{count} chunks of shape {data.chunks}", wanted)
     if h5py.h5z.FILTER_DEFLATE in filters:
         for place in range(data.id.get_num_chunks()):
             skipped, raw = data.id.read_direct_chunk(data.id.get_chunk_info(place).chunk_offset)
             inflating = zlib.decompressobj()
             deflated = not skipped & 1 << filters.index(h5py.h5z.FILTER_DEFLATE)
-            if deflated and len(inflating.decompress(raw, size + CHECKSUM + 1)) > size + CHECKSUM:
+            if deflated and len(inflating.decompress(raw, size + _CHECKSUM + 1)) > size + _CHECKSUM:
                 raise wrong(f"chunks of {SATELLITE}", "one that inflates to more", f"{size} bytes")
 
 
@@ -146,11 +146,11 @@ def work(forecasters: Sequence[Exported], region: str, body: bytes) -> list[Fore
             known = forecaster.config.regions
             problem = wrong("region", repr(region)[:60], f"one of {', '.join(known)}, which this climatology has seen")
             raise (problem.having(nearest=nearest(region, known).removeprefix("; ")) if region else problem) from error
-    images = {shape: images_of(body, shape) for shape in dict.fromkeys(map(shape_of, forecasters))}
-    return [ForecastRequest(forecaster, region, images[shape_of(forecaster)]) for forecaster in forecasters]
+    images = {shape: images_of(body, shape) for shape in dict.fromkeys(map(_shape_of, forecasters))}
+    return [ForecastRequest(forecaster, region, images[_shape_of(forecaster)]) for forecaster in forecasters]
 
 
-def shape_of(forecaster: Exported) -> tuple[int, int, int, int]:
+def _shape_of(forecaster: Exported) -> tuple[int, int, int, int]:
     """Return the shape of the images that a forecaster reads."""
     return forecaster.config.inputs, len(CHANNELS), forecaster.size, forecaster.size
 
@@ -218,7 +218,7 @@ class Forecasters(Served[Exported]):
 
     async def probe(self, model: Exported) -> None:
         """Forecast from images of zeros."""
-        await self.batch(ForecastRequest(model, model.config.regions[0], np.zeros(shape_of(model), np.float32)))
+        await self.batch(ForecastRequest(model, model.config.regions[0], np.zeros(_shape_of(model), np.float32)))
 
     @returns_problems
     async def forecast(self, sha256s: Sequence[str], body: bytes, region: str, options: Json) -> Reply:

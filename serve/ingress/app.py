@@ -27,7 +27,7 @@ from retable.serve.ingress.replies import Problem, Reply, wrong
 from retable.serve.ingress.routes import answers, audio, facts, pages, rl, style, tables, weather
 from retable.serve.launch.models import Model, models_of
 
-ROUTES = {"rl": rl, "style": style, "audio": audio, "weather": weather}
+_ROUTES = {"rl": rl, "style": style, "audio": audio, "weather": weather}
 """Of tasks that have more than `answers`."""
 TRIES = 4
 """How often a deployment is asked whose replica died: every request can be answered twice without harm."""
@@ -100,7 +100,7 @@ class Ingress:
 
 def routes_for(task: str) -> Any:
     """Return the module that adds a task's routes, and says how to ask a model by `curl`."""
-    return ROUTES.get(task, answers)
+    return _ROUTES.get(task, answers)
 
 
 def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storage | None = None) -> FastAPI:

@@ -21,7 +21,7 @@ from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch.address import loopback
 from retable.serve.launch.models import Model
 
-SAFE = {
+_SAFE = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
     "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -44,7 +44,7 @@ def respond(answer: Reply | Problem, model: Model | None = None) -> Response:
 
 ALIVE, READY = "/-/healthz", "/-/readyz"
 """What supervisors ask, by an address and without a token; a server that drains is alive, and not ready."""
-Answered = Callable[[str, str, int, float], None]
+_Answered = Callable[[str, str, int, float], None]
 """Is told of each answer: the route's path, the method, the status (0 where the client left before), and seconds."""
 
 
@@ -52,7 +52,7 @@ class SecurityMiddleware:
     """ASGI middleware: checks host, token and origin, turns errors into one line, and sets headers."""
 
     def __init__(
-        self, app: ASGIApp, token: str, hosts: Sequence[str], answered: Answered, limits: Limits = LIMITS
+        self, app: ASGIApp, token: str, hosts: Sequence[str], answered: _Answered, limits: Limits = LIMITS
     ) -> None:
         self.app, self.token, self.hosts, self.answered, self.limits = app, token, hosts, answered, limits
         self.busy, self.closing = 0, False
@@ -72,7 +72,7 @@ class SecurityMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status, headers = message["status"], MutableHeaders(scope=message)
-                headers.update(SAFE)
+                headers.update(_SAFE)
                 if headers.get("location", "").startswith("/"):
                     headers["location"] = prefix + headers["location"]
             await send({**message, "body": b""} if head and message["type"] == "http.response.body" else message)

@@ -12,8 +12,8 @@ from retable.serve.ingress.replies import PROBLEM, Json, Problem, wrong
 from retable.serve.launch.models import Model
 
 Variant = Annotated[str, Query(description="Which model, where several have the name: its variant or digest.")]
-SPAN = "One range of bytes: `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-LAST`; none: the whole file."
-Span = Annotated[str, Header(alias="Range", description=SPAN, json_schema_extra={"examples": ["bytes=0-999"]})]
+_SPAN = "One range of bytes: `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-LAST`; none: the whole file."
+Span = Annotated[str, Header(alias="Range", description=_SPAN, json_schema_extra={"examples": ["bytes=0-999"]})]
 TEXT, NUMBER, WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
 FILE = {"schema": {"type": "string", "format": "binary"}}
 
@@ -47,11 +47,11 @@ def files(*media: str, ranged: bool = False) -> Json:
     return {"response_class": Response, "responses": {200: content, **part}}
 
 
-ENTRIES = {"field": TEXT, "got": TEXT, "nearest": TEXT, "wanted": {"type": ["string", "integer"]}}
-PROBLEM_SCHEMA = object_of(ENTRIES, type=TEXT, title=TEXT, status=WHOLE, detail=TEXT) | {
+_ENTRIES = {"field": TEXT, "got": TEXT, "nearest": TEXT, "wanted": {"type": ["string", "integer"]}}
+_PROBLEM_SCHEMA = object_of(_ENTRIES, type=TEXT, title=TEXT, status=WHOLE, detail=TEXT) | {
     "description": "RFC 9457: one clear line in `detail`; of a wrong value also its field, what was got and wanted.",
 }
-EXAMPLES = (
+_EXAMPLES = (
     Problem(401, "a token is needed: the header `Authorization: Bearer TOKEN`"),
     Problem(404, "no style 'great_wav' is served; did you mean 'great_wave'?"),
     wrong("observations", "shape (1, 3)", "numbers of shape (rows, 17)"),
@@ -63,7 +63,7 @@ REFUSED: Json = {
     "content": {
         PROBLEM: {
             "schema": {"$ref": "#/components/schemas/Problem"},
-            "examples": {str(each.status): {"value": json.loads(each.reply().body)} for each in EXAMPLES},
+            "examples": {str(each.status): {"value": json.loads(each.reply().body)} for each in _EXAMPLES},
         }
     },
 }
@@ -77,7 +77,7 @@ def describe(app: FastAPI) -> None:
     def document() -> Json:
         documented = plain()
         components = documented.setdefault("components", {})
-        components["schemas"] = components.get("schemas", {}) | {"Problem": PROBLEM_SCHEMA}
+        components["schemas"] = components.get("schemas", {}) | {"Problem": _PROBLEM_SCHEMA}
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         documented["security"] = [{}, {"token": []}]  # whether it is needed, the server's host says
         return documented

@@ -16,7 +16,7 @@ from functools import partial
 from pyarrow import fs
 
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest
-from retable.platform.report.html import in_order
+from retable.platform.report.papers import in_order
 from retable.platform.report.render import about, measured, number, remarks, state
 from retable.platform.report.results import Cell, FilledReplicate, FilledTable, slug_of
 from retable.platform.spec.table import Origin
@@ -25,7 +25,7 @@ from retable.serve.ingress.replies import Json, Problem, Reply
 from retable.serve.launch.models import Model
 
 FOLDER = "report"
-PLACE = re.compile(r"/|~|\w+://")
+_PLACE = re.compile(r"/|~|\w+://")
 """How a value begins that says where something lies."""
 LARGEST = 64 << 20
 """Bytes of a kept table; a larger one is none of ours."""
@@ -89,7 +89,7 @@ class Tables:
 
     def whole(self, part: FilledTable) -> Json:
         """Return all that is shown of a table."""
-        hidden = {path: "…" if PLACE.match(str(value)) else value for path, value in part.changes.items()}
+        hidden = {path: "…" if _PLACE.match(str(value)) else value for path, value in part.changes.items()}
         return self.heading(part) | {
             "about": about(replace(part, changes=hidden)),
             "apart": part.apart,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from retable.platform.errors import UserError
 
-SHORTEST_TOKEN = 16
+_SHORTEST_TOKEN = 16
 HOST = re.compile(r"([\w.-]+|\[[\da-f:.]+])(:(?!(80|443)$)\d{1,5})?|[\da-f.]*(:[\da-f.]*){2,}", re.IGNORECASE)
 """A name or an address, and a port that is not usual; an address of IPv6 also without brackets."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -98,8 +98,8 @@ def read_token(host: str, file: str) -> str:
             raise UserError(f"{file}: no token can be read there; write one: `openssl rand -hex 32`") from error
     if not token and not file and loopback(host):
         return ""
-    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
-        missing = "no token" if not token else f"the token of {where} is no {SHORTEST_TOKEN} letters or digits"
+    if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
+        missing = "no token" if not token else f"the token of {where} is no {_SHORTEST_TOKEN} letters or digits"
         raise UserError(f"--host {host}: {missing}; set RETABLE_TOKEN, or --token-file FILE: `openssl rand -hex 32`")
     return token
 

@@ -15,7 +15,7 @@ from retable.platform.errors import UserError, nearest
 from retable.platform.models import contract, zoo
 from retable.platform.models.export import scale_of
 from retable.platform.models.select import Choice, choose, eligible_runs
-from retable.platform.report.html import PAPERS
+from retable.platform.report.papers import PAPERS
 from retable.platform.report.results import FilledTable
 from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
@@ -23,7 +23,7 @@ from retable.platform.spec.task import find_table, names
 from retable.platform.store.storage import Storage
 from retable.serve.launch.models import Model, keep
 
-BRIEF = ("smoke", "quick")
+_BRIEF = ("smoke", "quick")
 """Scales whose runs were trained for seconds or minutes: they prove a path, or give a first look."""
 NAMED = "named by --run"
 """Why a run is served that the user chose."""
@@ -130,12 +130,12 @@ def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Stora
 def best(task: str, storage: Storage) -> list[Model]:
     """Return the best runs of a task on a storage; none where there are none, or none has the number that says so.
 
-    Runs of the scales `BRIEF` give way to others, and to the zoo; they are not even compared then, which takes minutes.
+    Runs of the scales `_BRIEF` give way to others, and to the zoo; they are not compared then, which takes minutes.
     """
     if not storage.folders(f"runs/{task}"):
         return []
     runs = eligible_runs(task, storage)
-    lasting = [run for run in runs if scale_of(run) not in BRIEF]
+    lasting = [run for run in runs if scale_of(run) not in _BRIEF]
     if runs and not lasting and zoo.zoo(task):
         why = "are of the scales smoke and quick, trained for minutes; the zoo is served instead"
         errors.print(f"note: {task}: the runs here {why} (--best {task}/TABLE serves them)", markup=False)

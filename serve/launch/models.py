@@ -14,7 +14,7 @@ from retable.serve.ingress.replies import Json, Problem, plain_line
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-HEADERS = {
+_HEADERS = {
     "Run": "fingerprint",
     "Cell": "cell",
     "Scale": "scale",
@@ -49,7 +49,7 @@ class Model:
         """Return the headers of its answers."""
         name = f"{self.task}/{self.name}" + (f"/{self.variant}" if self.variant else "")
         headers = {"Model": name, "Digest": self.sha256}
-        headers |= {key: self.about[entry] for key, entry in HEADERS.items() if self.about.get(entry)}
+        headers |= {key: self.about[entry] for key, entry in _HEADERS.items() if self.about.get(entry)}
         return {f"X-Retable-{key}": header(value) for key, value in headers.items()}
 
 

@@ -43,9 +43,9 @@ _leaving = threading.Event()
 """Set where the server ends: nothing is deployed any more."""
 PATIENCE = 20.0
 """Seconds that what was begun has to be answered when the server ends."""
-WATCH, MISSED = 1.5, 3
+WATCH, _MISSED = 1.5, 3
 """Seconds between two looks at Ray, and how many in a row find it gone before it is."""
-ENDING, LAST = 5.0, 30.0
+_ENDING, LAST = 5.0, 30.0
 """Seconds in which Ray ends where it is gone, and otherwise; then the process does, as Ray may wait for ever."""
 Swap = Callable[[Sequence[Model]], None]
 """Serves other models of the same tasks from then on."""
@@ -145,7 +145,7 @@ def leave(name: str) -> None:
             errors.print(f"note: {name} is not removed from its cluster ({one_line(error)})", markup=False)
     if gone:
         last.cancel()
-        last = _exit_after(ENDING)
+        last = _exit_after(_ENDING)
         errors.print("error: Ray has ended under the server; start it again")
     end_ray()
     if gone:
@@ -304,7 +304,7 @@ def hangups() -> Iterator[queue.SimpleQueue[int]]:
 def _lives_until(ended: Callable[[float], bool]) -> bool:
     """Wait, some seconds at a time, until that gives true; return whether Ray has lived as long."""
     missed = 0
-    while missed < MISSED:
+    while missed < _MISSED:
         if ended(WATCH):
             return True
         missed = 0 if ray_compat.connected() else missed + 1

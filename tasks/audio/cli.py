@@ -323,7 +323,7 @@ def finetune(
     import re
 
     from retable.platform.config import parse_set
-    from retable.platform.execute.trials import Resources
+    from retable.platform.spec.resources import Resources
     from retable.tasks.audio.data_cli import import_table
     from retable.tasks.audio.tools.search.finetune import settings, train
 

@@ -6,7 +6,7 @@ import pytest
 
 import retable
 from retable.platform.execute.session import ray_cluster
-from retable.platform.execute.trials import Resources
+from retable.platform.spec.resources import Resources
 
 STEADY = {
     "audio.patchout_frequency": 0,

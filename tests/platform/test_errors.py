@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retable.platform.errors import HIDDEN, UserError, redact, redact_command, traceback_of
-from retable.platform.execute.trials import one_line
+from retable.platform.errors import HIDDEN, UserError, one_line, redact, redact_command, traceback_of
 
 
 def test_a_traceback_is_bounded_and_keeps_its_beginning_and_its_end():

@@ -4,7 +4,7 @@ import pytest
 
 import retable
 from retable.platform.execute.session import ray_cluster
-from retable.platform.execute.trials import Resources
+from retable.platform.spec.resources import Resources
 from tests.weather.toys import SMALL, config, make, run
 
 PLAIN = {"model.normalization": "instance", "model.dropout": 0.0}

@@ -10,14 +10,14 @@ from retable.serve.ingress.middleware import Ask, BodyReader, respond
 from retable.serve.ingress.openapi import NUMBER, TEXT, Span, body_of, files, json_of, object_of
 from retable.serve.launch.models import Model
 
-TAGS = {"type": "array", "items": TEXT, "description": "category and name of a file named by the UCS"}
-HIT = object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER, tags=TAGS)
+_TAGS = {"type": "array", "items": TEXT, "description": "category and name of a file named by the UCS"}
+_HIT = object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER, tags=_TAGS)
 CHANCE = "how often words at random find as much; hits are listed in any case"
-VERDICT = {"type": ["string", "null"], "enum": ["found", "doubtful", None]}
+_VERDICT = {"type": ["string", "null"], "enum": ["found", "doubtful", None]}
 FOUND = {"id": "2b1c0a9d8e7f6a5b", "file": "rain/1-17367-A.ogg", "score": 0.412, "offset": 1.0, "tags": []}
-HITS = json_of(
+_HITS = json_of(
     object_of(
-        hits={"type": "array", "items": HIT}, p={"type": ["number", "null"], "description": CHANCE}, verdict=VERDICT
+        hits={"type": "array", "items": _HIT}, p={"type": ["number", "null"], "description": CHANCE}, verdict=_VERDICT
     ),
     {"hits": [FOUND], "p": 0.0156, "verdict": "found"},
 )
@@ -26,7 +26,7 @@ HITS = json_of(
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
     """Add `GET` and `POST /v1/audio`, and `GET /v1/audio/{id}`."""
 
-    @app.get("/v1/audio", responses={200: HITS})
+    @app.get("/v1/audio", responses={200: _HITS})
     async def search(
         q: Annotated[str, Query(min_length=1, max_length=bodies.limits.query_characters, examples=["a dog barks"])],
         top: Annotated[int, Query(ge=1, le=bodies.limits.hits)] = 10,

@@ -11,7 +11,7 @@ from retable.serve.ingress.middleware import Ask, BodyReader, respond
 from retable.serve.ingress.openapi import NUMBER, Variant, body_of, json_of, named, object_of
 from retable.serve.launch.models import Model, choose
 
-OBSERVATIONS = {"observations": [[0.0] * 17], "seed": 0}
+_OBSERVATIONS = {"observations": [[0.0] * 17], "seed": 0}
 ROWS = {"type": "array", "items": {"type": "array", "items": NUMBER}}
 ACTIONS = json_of(object_of(actions=ROWS), {"actions": [[0.12, 0.446, -0.783, -0.855, -0.294, -0.174]]})
 
@@ -22,7 +22,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
 
     @app.post(
         "/v1/rl/{environment}",
-        openapi_extra=body_of("application/json", example=OBSERVATIONS),
+        openapi_extra=body_of("application/json", example=_OBSERVATIONS),
         responses={200: ACTIONS},
     )
     async def act(

@@ -23,9 +23,9 @@ from retable.serve.ingress.openapi import (
 )
 from retable.serve.launch.models import Model, choose
 
-STATE = {"type": "string", "enum": ["queued", "running", "done", "failed", "cancelled"]}
-FRAMES = {"frames": WHOLE, "frames_total": WHOLE | {"description": "0: not known yet"}, "progress": NUMBER}
-SOMETIMES = {
+_STATE = {"type": "string", "enum": ["queued", "running", "done", "failed", "cancelled"]}
+_FRAMES = {"frames": WHOLE, "frames_total": WHOLE | {"description": "0: not known yet"}, "progress": NUMBER}
+_SOMETIMES = {
     "ahead": WHOLE | {"description": "of a queued one: those before it"},
     "seconds_left": NUMBER | {"description": "of a running one"},
     "file": TEXT | {"description": "of one that is done: where it is"},
@@ -33,7 +33,7 @@ SOMETIMES = {
     "detail": TEXT | {"description": "of one that failed: why"},
 }
 RUNNING = {"state": "running", "frames": 96, "frames_total": 240, "progress": 0.4, "seconds_left": 31.5}
-JOB = json_of(object_of(SOMETIMES, id=TEXT, state=STATE, **FRAMES), {"id": "n0T6uE2jR4mXq8vLw1sYzA"} | RUNNING)
+JOB = json_of(object_of(_SOMETIMES, id=TEXT, state=_STATE, **_FRAMES), {"id": "n0T6uE2jR4mXq8vLw1sYzA"} | RUNNING)
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:

@@ -16,7 +16,7 @@ from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch.models import Model, choose
 
 EXAMPLE = code_root() / "tasks" / "weather" / "zoo" / "example" / "generated-36.npz"
-NPZ = "application/x-npz"
+_NPZ = "application/x-npz"
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
@@ -26,8 +26,8 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
 
     @app.post(
         "/v1/weather",
-        openapi_extra=body_of("application/x-hdf5", NPZ),
-        **files(NPZ, "application/x-netcdf", "image/png", "image/gif"),
+        openapi_extra=body_of("application/x-hdf5", _NPZ),
+        **files(_NPZ, "application/x-netcdf", "image/png", "image/gif"),
     )
     async def forecast(
         request: Request,
@@ -51,7 +51,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
             reply.headers["X-Retable-Members"] = ", ".join(each.sha256 for each in chosen)
         return reply
 
-    @app.get("/v1/weather/example", **files(NPZ))
+    @app.get("/v1/weather/example", **files(_NPZ))
     def example(name: Annotated[str, Query(json_schema_extra=served)] = "", model: Variant = "") -> Response:
         """Return npz: `images` (4, 11, S, S) to be posted, `truth` uint8 (32, S, S): 0 dry, 1 rain, 2 not measured.
 
@@ -60,7 +60,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
         about = choose(models, name or models[0].name, model, "forecaster").about
         if not data or not fits(data, about):
             raise Problem(404, "there is no example of this forecaster's size; send images of your own")
-        return respond(Reply(data, NPZ))
+        return respond(Reply(data, _NPZ))
 
 
 def fits(data: bytes, about: Mapping[str, Any]) -> bool:

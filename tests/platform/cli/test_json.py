@@ -121,9 +121,9 @@ def test_status(asked, monkeypatch):
 
 
 def test_plan(asked, there, monkeypatch):
-    from retable.platform.plan import calibration
+    from retable.platform.plan import cost
 
-    monkeypatch.setattr(calibration, "learn", lambda plan: {"line": calibration.Learnt(1.5, 3)})
+    monkeypatch.setattr(cost, "learn", lambda plan: {"line": cost.Learnt(1.5, 3)})
     words = ("plan", "line", "--scale", "quick")
     compare("retable plan --json", asked(*words), asked(*words, "--configs"))
 

@@ -9,7 +9,7 @@ import pytest
 
 from retable.platform.execute import ensembles as combine
 from retable.platform.execute.ensembles import Ensembler, StoredMember, combination_shards, member_metrics
-from retable.platform.execute.post_training import After
+from retable.platform.execute.scheduler import After
 from retable.platform.execute.session import ray_cluster
 from retable.platform.report.results import gather
 from retable.platform.spec.table import Combined, Row
@@ -97,7 +97,7 @@ def test_ray_predicts_scores_and_joins_shard_by_shard(cluster, storage, tmp_path
         after.poll(None)
     assert [row.row.label for row in after.joiner.rows.values()] == ["of one"]
     (failed,) = after.finish().items()
-    assert after.order.open == after.combinings.keys(), "all predictions and scores"
+    assert after.order.nodes.keys() - after.order.ended == after.combinings.keys(), "all predictions and scores"
     assert failed[0].startswith("halves refused [") and failed[1] == "these cannot be joined"
     results = gather(planned(storage, *rows), "halves/t")
     assert results.select("refused") == [] and [c.row.label for c in planned(storage, *rows).uncombined] == ["refused"]

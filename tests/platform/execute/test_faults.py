@@ -100,7 +100,7 @@ def none_left():
 def driver(code, storage, *, address="", **more):
     """Run Python with retable in a process of its own; it joins the cluster where an address is given."""
     environment = {**os.environ, **({"RAY_ADDRESS": address} if address else {}), **more}
-    code = f"import sys, retable\nfrom retable.platform.execute.trials import Resources\nstorage = sys.argv[1]\n{code}"
+    code = f"import sys, retable\nfrom retable.platform.spec.resources import Resources\nstorage = sys.argv[1]\n{code}"
     words = [sys.executable, "-W", "ignore", "-c", code, storage]
     started = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     STARTED.append(started)

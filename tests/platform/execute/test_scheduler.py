@@ -1,17 +1,19 @@
 """The order of trainings: children behind parents, stacks that fail one by one, another command's runs at the end."""
 
 import pickle
+import re
 from dataclasses import replace
 
 import pytest
 
 from retable.platform.config import override
+from retable.platform.console import ProgressBoard
 from retable.platform.execute import scheduler as flows
 from retable.platform.execute.callback import FAILURE, LATE, TAKEN
 from retable.platform.execute.scheduler import Scheduler, job_of
-from retable.platform.execute.trials import Launch, Resources
-from retable.platform.plan.plan import compile_configs
-from retable.platform.spec.resources import Requirements
+from retable.platform.execute.trials import Launch
+from retable.platform.plan.plan import compile_configs, name_of
+from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import find
 from retable.platform.store.lease import acquire
 
@@ -40,6 +42,7 @@ class Shelf:
 
     def __init__(self):
         self.there, self.changed, self.log = True, False, []
+        self.board = ProgressBoard("data", 0)
 
     def reserve(self, places):
         self.log.append(("expect", *places))
@@ -50,8 +53,8 @@ class Shelf:
     def add_user(self, where):
         self.log.append(("take", where))
 
-    def release(self, where, trainings):
-        self.log.append(("back", where, trainings))
+    def release(self, where, trainings, users=1):
+        self.log.append(("back" if users else "lost", where, trainings))
 
     def poll(self, seconds=0.0):
         self.there = self.there or seconds > 0
@@ -81,16 +84,59 @@ def flow(storage):
 CHILD = {"init": "parent", "rate": 0.01}
 
 
-@pytest.mark.parametrize("last", [{}, {FAILURE: "it broke"}])
-def test_a_child_begins_once_its_parent_has_ended_well_or_not(flow, last):
+def test_a_child_begins_once_its_parent_has_ended(flow):
     work, told = flow(CHILD)
     first = work.next()
     assert [each.wave for each in work.trainings(first)] == [0] and work.next() is None and not work.is_done
-    work.on_trial_end(first, last)
+    work.on_trial_end(first, {})
     second = work.next()
-    assert [each.wave for each in work.trainings(second)] == [1] and len(told) == (not last)
+    assert [each.wave for each in work.trainings(second)] == [1] and len(told) == 1
     work.on_trial_end(second, {})
-    assert work.is_done and len(told) == 1 + (not last)
+    assert work.is_done and len(told) == 2 and not work.datasets.board.failures
+
+
+GRANDCHILD = {"init": "parent", "rate": 0.02, "init.overrides": tuple(CHILD.items())}
+
+
+@pytest.mark.parametrize("why", ["failed", "diverged"])
+def test_no_training_begins_after_a_parent_without_weights(flow, why):
+    work, told = flow(GRANDCHILD, {"seed": 7})
+    first = work.next()
+    parent, other = work.trainings(first)
+    if why == "diverged":
+        parent.folder.folder.write_json("result.json", {"data": "d", "metrics": {}, "weights": {}, "diverged": "nan"})
+        work.on_trial_end(first, {})
+    else:
+        work.on_trial_end(first, {FAILURE: "one of them"})
+        work.on_trial_end(work.next(), {FAILURE: "it broke"})
+        work.on_trial_end(work.next(), {})
+    assert work.next() is None and work.is_done, "neither the child nor what starts from that"
+    assert told[-1] == other.folder.fingerprint
+    (child, grandchild), lines = zip(*work.datasets.board.failures.items(), strict=True)
+    names = [training.label for training in work.order.nodes.values() if training.kind == "train"]
+    assert {child, grandchild} <= set(names) and child != grandchild
+    assert re.fullmatch(rf"not begun: its parent, .+, {why}", lines[0])
+    assert lines[1] == f"not begun: its parent, {child}, was not begun"
+    lost = [entry for entry in work.datasets.log if entry[0] == "lost"]
+    assert lost == [("lost", "line/points", 1)] * 2
+
+
+def test_a_dataset_is_loaded_though_the_first_parent_before_it_failed(flow, monkeypatch):
+    """Other children read it, too."""
+    where = LINE.dataset.where
+    elsewhere = replace(LINE.dataset, where=lambda config: "line/other" if config.rate < 0.1 else where(config))
+    monkeypatch.setitem(vars(LINE), "dataset", elsewhere)
+    work, _ = flow(CHILD, {"seed": 1, **CHILD, "init.overrides": (("seed", 1),)})
+    whole = work.next()
+    work.on_trial_end(whole, {FAILURE: "one of them"})
+    first, second = work.next(), work.next()
+    work.on_trial_end(first, {FAILURE: "it broke"})
+    work.on_trial_end(second, {})
+    child = work.next()
+    assert [work.where(child), child["members"]] == ["line/other", [1]]
+    assert list(work.datasets.board.failures.values()) == [
+        f"not begun: its parent, {name_of(work.trainings(first)[0], {})}, failed"
+    ]
 
 
 def test_what_starts_from_nothing_waits_for_nobody(flow):

@@ -14,9 +14,8 @@ from retable.platform.execute import trials as launch
 from retable.platform.execute.run import launch_for
 from retable.platform.execute.scheduler import stack_size, train_all
 from retable.platform.execute.session import ray_cluster
-from retable.platform.execute.trials import Resources
 from retable.platform.plan.plan import compile_configs, stacks
-from retable.platform.spec.resources import Requirements
+from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import find
 from retable.platform.store.provenance import here
 from retable.platform.store.run import RunFolder
@@ -52,20 +51,20 @@ def groups_of(storage, members, task=LINES):
     return list(compile_configs(task, members, storage).groups.values())
 
 
-def seeds(found):
-    return sorted([training.config.seed for training in stack] for stack in found)
+def stacked(groups, size):
+    """Return the seeds of each stack that groups are shared out to."""
+    return sorted([training.config.seed for training in stack] for group in groups for stack in stacks(group, size))
 
 
 def test_groups_are_shared_out_evenly(storage):
     two = groups_of(storage, configs(*SEEDS, {"seed": 9, "batch": 16}))
-    assert seeds(stacks(two, 1)) == [[0], [1], [2], [3], [4], [9]]
-    assert seeds(stacks(two, 2)) == [[0, 3], [1, 4], [2], [9]]
-    assert seeds(stacks(two, 5)) == seeds(stacks(two, 128)) == [[0, 1, 2, 3, 4], [9]]
-    assert stacks([], 3) == []
+    assert stacked(two, 1) == [[0], [1], [2], [3], [4], [9]]
+    assert stacked(two, 2) == [[0, 3], [1, 4], [2], [9]]
+    assert stacked(two, 5) == stacked(two, 128) == [[0, 1, 2, 3, 4], [9]]
     own = replace(LINES, group=lambda config: config)
-    assert seeds(stacks(groups_of(storage, configs(*SEEDS), own), 128)) == [[0], [1], [2], [3], [4]]
+    assert stacked(groups_of(storage, configs(*SEEDS), own), 128) == [[0], [1], [2], [3], [4]]
     apart = replace(LINES, dataset=replace(LINES.dataset, where=lambda config: f"line/{config.seed // 3}"))
-    assert seeds(stacks(groups_of(storage, configs(*SEEDS), apart), 128)) == [[0, 1, 2], [3, 4]]
+    assert stacked(groups_of(storage, configs(*SEEDS), apart), 128) == [[0, 1, 2], [3, 4]]
 
 
 def test_only_members_at_the_same_step_train_together(storage):
@@ -74,11 +73,11 @@ def test_only_members_at_the_same_step_train_together(storage):
     for folder, steps in zip(folders, [(16,), (8, 16), (8,), (), (16, 24)], strict=True):
         for step in steps:
             folder.save_checkpoint(step, {"weights": {}})
-    assert seeds(stacks(groups_of(storage, members), 128)) == [[0, 1, 4], [2], [3]]
+    assert stacked(groups_of(storage, members), 128) == [[0, 1, 4], [2], [3]]
     (group,) = groups_of(storage, members)
     passed = [replace(training, keep=(1,)) if training.config.seed == 0 else training for training in group]
     folders[0].write_history([{"epoch": 1, "step": 8, "time": 0.0}])  # the weights that are now wanted were not kept
-    assert seeds(stacks([passed], 128)) == [[0, 3], [1, 4], [2]]
+    assert stacked([passed], 128) == [[0, 3], [1, 4], [2]]
 
 
 def test_stacks_are_for_gpus_and_keep_every_gpu_busy(monkeypatch):

@@ -20,9 +20,8 @@ from retable.platform.execute import run, sweep
 from retable.platform.execute.callback import FAILURE
 from retable.platform.execute.scoring import predict_and_score, score_weights
 from retable.platform.execute.session import ray_cluster
-from retable.platform.execute.sweep import Sweep, SweepLaunch, try_point
-from retable.platform.execute.sweep_result import Point, SweepResult, read_points
-from retable.platform.execute.trials import Resources
+from retable.platform.execute.sweep import Point, Sweep, SweepLaunch, SweepResult, read_points, try_point
+from retable.platform.spec.resources import Resources
 from retable.platform.spec.space import Space, find_space
 from retable.platform.spec.table import split_view
 from retable.platform.spec.task import Source, find

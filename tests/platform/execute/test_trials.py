@@ -21,7 +21,7 @@ from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.execute import trials as launch
 from retable.platform.execute.session import ray_cluster
-from retable.platform.execute.trials import Resources
+from retable.platform.spec.resources import Resources
 from retable.platform.spec.task import find
 from retable.platform.store import lease
 from retable.platform.store.run import RunFolder

@@ -9,14 +9,17 @@ import yaml
 from typer.testing import CliRunner
 
 from retable.platform.cli import app as cli
+from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.plan.cluster_spec import read_cluster, read_prices, spot
-from retable.platform.plan.cost import Rates, estimate, remarks
+from retable.platform.plan.cost import Learnt, Rates, estimate, learn, remarks
 from retable.platform.plan.plan import compile_plan
 from retable.platform.spec.resources import Requirements
 from retable.platform.spec.table import Row
 from retable.platform.spec.task import find_table
+from retable.platform.store.provenance import device_name
 from retable.platform.store.run import RunFolder
+from retable.tasks.line.config import Config
 
 ROOT = Path(__file__).resolve().parents[3]
 LINE, TABLE = find_table("line/table1")
@@ -75,6 +78,7 @@ def toy(storage, **task):
         "cost": lambda config: 8 * HOUR,
         "view_cost": lambda config, view: 2 * HOUR,
         "gpu_work": lambda config: None,
+        "needs": lambda config, stage: Requirements(gpus=1.0 if stage == "train" else 0.0),
     }
     line = replace(LINE, **known | task)
     parent = {"init": "parent", "rate": 0.01}  # of a run with the default rate, 0.1
@@ -133,6 +137,18 @@ def test_predictions_go_to_gpus_where_the_task_says_so(storage, files):
     found = estimate(toy(storage, needs=lambda config, stage: Requirements(gpus=1.0)), cluster, prices, Rates())
     assert found.nodes == {"gpu": 3} and not found.busy["cpu"]
     assert found.busy["gpu"] == pytest.approx((3 * 0.08 + 4 * 0.02) / 2)
+
+
+def test_trainings_that_ask_for_no_gpu_go_to_cpus(storage, files):
+    """`weather`'s trivial baselines, beside its networks."""
+    cluster, prices = files()
+
+    def needs(config, stage):
+        return Requirements(gpus=1.0 if stage == "train" and config.rate != 0.001 else 0.0)
+
+    found = estimate(toy(storage, needs=needs), cluster, prices, Rates())
+    assert found.tables["line/a"].hours == {"gpu": pytest.approx(0.08 / 2), "cpu": (8 + 2 * 2) / 4}
+    assert (found.guessed, found.measured) == (2, 0)
 
 
 def test_a_cluster_of_gpu_nodes_alone_predicts_on_their_cpus(storage, files):
@@ -312,12 +328,56 @@ def test_the_repositorys_own_files_go_together_and_the_command_prints_them(tmp_p
     shown = CliRunner().invoke(cli.app, ["plan", "line/table1", "line/figure1", *where])
     assert shown.exit_code == 0, shown.output
     assert re.search(r"^ *line/table1 +6 +8 ", shown.output, re.MULTILINE)
-    assert "gpu (g6.4xlarge, spot)" in shown.output and "not known: no run of this plan" in shown.output
+    assert "cpu (c7i.4xlarge)" in shown.output and "not known: no run of this plan" in shown.output
     monkeypatch.chdir(tmp_path)  # no prices.toml: the package's
     again = CliRunner().invoke(cli.app, ["plan", "line/table1", "line/figure1", *where[:4]])
-    assert "gpu (g6.4xlarge, spot)" in again.stdout and again.stderr.startswith("prices: examples of /")
+    assert "cpu (c7i.4xlarge)" in again.stdout and again.stderr.startswith("prices: examples of /")
     Path("prices.toml").write_text('currency = ""')
     own = CliRunner().invoke(cli.app, ["plan", "line/table1", *where[:4]])
     assert isinstance(own.exception, UserError) and str(own.exception).startswith("prices.toml: currency must be")
     missing = CliRunner().invoke(cli.app, ["plan", "line/table1", *where[:4], "--prices", str(tmp_path / "no.toml")])
     assert isinstance(missing.exception, UserError) and "name a file by --prices" in str(missing.exception)
+
+
+LONG, SHORT = 100, 2  # epochs
+
+
+def finish(storage, factor, *, device="", stack=1, **changes):
+    """Leave a finished run that took so many times the seconds of the task's estimate."""
+    config = override(Config(), changes)
+    folder = RunFolder.of(storage, LINE, config)
+    info = {"points": 64, "digest": "64 points"}
+    folder.begin(config, LINE.version, {"device": device or device_name(), "stack": stack, "data": info})
+    weights = {str(config.epochs): "digest"}
+    seconds = factor * LINE.cost(config)
+    folder.folder.write_json(
+        "result.json", {"metrics": {}, "data": info["digest"], "weights": weights, "seconds": seconds}
+    )
+
+
+def learnt(storage, epochs=LONG):
+    table = replace(TABLE, rows=[Row(label="next", overrides={"epochs": epochs, "seed": 99}, view={})], over={})
+    return learn(compile_plan({"line/t": (LINE, table)}, storage)).get("line")
+
+
+def test_the_median_of_runs_counts(storage):
+    for seed, factor in enumerate((2.0, 3.0, 40.0)):
+        assert learnt(storage) is None  # too few
+        finish(storage, factor, epochs=LONG, seed=seed)
+    assert learnt(storage) == Learnt(pytest.approx(3.0), 3)
+
+
+def test_short_runs_say_nothing_of_long_ones(storage):
+    for seed in range(5):
+        finish(storage, 100.0, epochs=SHORT, seed=seed)  # nearly all of it is the start
+    assert learnt(storage) is None and learnt(storage, SHORT).factor == pytest.approx(100.0)
+    for seed in range(3):
+        finish(storage, 2.0, epochs=LONG, seed=seed)
+    assert learnt(storage) == Learnt(pytest.approx(2.0), 3)
+
+
+def test_runs_of_other_devices_and_of_stacks_do_not_count(storage):
+    for seed in range(3):
+        finish(storage, 2.0, epochs=LONG, seed=seed, device="another")
+        finish(storage, 2.0, epochs=LONG, seed=10 + seed, stack=4)
+    assert learnt(storage) is None

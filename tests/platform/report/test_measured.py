@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from retable.platform.report import measured
-from retable.platform.report.html import join
 from retable.platform.report.packing import pack
-from retable.platform.report.summary import lines, verdicts
+from retable.platform.report.papers import join, summary_lines, verdict_lines
 from retable.platform.report.write import sections, shipped_sections, write_report
 from retable.platform.spec.claims import UNTESTED
 from retable.platform.spec.task import KeyNumber
@@ -88,17 +87,17 @@ def test_the_summary_has_a_line_a_paper_with_its_key_number(both):
     (shipped,) = shipped_sections(storage, storage / "report")
     key = KeyNumber("table1", "fast", "RMSE", "error of the fast one")
     keyed = replace(own, key_number=key)
-    (line,) = lines([keyed], [shipped])
+    (line,) = summary_lines([keyed], [shipped])
     rows = sum(bool(row.replicates) for row in own.rows)
     assert line.filled == f"{rows} rows of 1 table" and line.about == "error of the fast one"
     mean = f"{own.cell('fast', 'RMSE').mean:.3f}"
     assert line.here.startswith(mean) and line.small == "–" and line.published == "0.100"
-    (line,) = lines([keyed], [replace(shipped, key_number=key)])
+    (line,) = summary_lines([keyed], [replace(shipped, key_number=key)])
     assert line.small.startswith(mean)
-    (line,) = lines([replace(shipped, key_number=key)])
+    (line,) = summary_lines([replace(shipped, key_number=key)])
     assert line.here.startswith(mean), "what a user unpacked is here"
-    assert [text.partition(":")[0] for text in verdicts([keyed, shipped])] == ["of the papers"]
-    assert verdicts([replace(own, scale="smoke")]) == []
+    assert [text.partition(":")[0] for text in verdict_lines([keyed, shipped])] == ["of the papers"]
+    assert verdict_lines([replace(own, scale="smoke")]) == []
 
 
 def test_another_bundle_takes_the_place_of_the_former_one(both, tmp_path):

@@ -15,7 +15,7 @@ import torch
 import retable
 from retable.platform.config import changes_of, flatten
 from retable.platform.errors import UserError
-from retable.platform.execute.sweep_result import Point, SweepResult
+from retable.platform.execute.sweep import Point, SweepResult
 from retable.platform.report import notebook
 from retable.platform.report.notebook import History, Runs, Tables
 from retable.platform.report.results import fill

@@ -26,7 +26,8 @@ from retable.platform.plan.plan import compile_plan
 from retable.platform.report import write as report
 from retable.platform.report.describe import find_run
 from retable.platform.report.diff import changes, report_tables, write_comparison
-from retable.platform.report.html import in_order, render
+from retable.platform.report.html import render
+from retable.platform.report.papers import in_order
 from retable.platform.report.render import commits, latex, markdown
 from retable.platform.report.results import gather, train_line
 from retable.platform.report.write import fill_and_keep, sections, write_report

@@ -12,9 +12,9 @@ from retable.platform import api
 from retable.platform.config import Weights, override
 from retable.platform.errors import UserError
 from retable.platform.execute.run import execute
-from retable.platform.execute.trials import Resources
 from retable.platform.models import zoo
 from retable.platform.plan.plan import compile_configs
+from retable.platform.spec.resources import Resources
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder, weights_path
 from retable.platform.store.storage import Storage
