@@ -101,6 +101,35 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Show]:
         yield advance
 
 
+def items(option: str, text: str, kind: Callable[[str], T], noun: str = "number", example: str = "1,2") -> list[T]:
+    """Read a list with commas between its items.
+
+    Args:
+        option: what the list is of, for errors.
+        text: the list; "" is empty.
+        kind: makes an item of its text: str, float or `whole`.
+        noun: what an item is called in errors.
+        example: a list that would be right.
+
+    Raises:
+        UserError: naming the option and the item that is not of that kind.
+    """
+    found = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        try:
+            found.append(kind(word))
+        except ValueError as error:
+            raise UserError(f"{option} {text}: {word!r} is no {noun}; write {example}") from error
+    return found
+
+
+def whole(word: str) -> int:
+    """Return a whole number from 0 on, for `items`. Raises ValueError."""
+    if not (word.isascii() and word.isdecimal()):
+        raise ValueError(f"{word!r} is no whole number")
+    return int(word)
+
+
 def consent(question: str, yes: bool) -> None:
     """Ask before something costs time, disk or traffic.
 

@@ -2,7 +2,7 @@
 
     tasks/<name>/export.py   write_export, read_export; one_of, if a file of its zoo holds several models;
                              served_as, if requests need more than the name of a model's file
-    tasks/<name>/best.py     best, is_real
+    tasks/<name>/best.py     best
     tasks/<name>/answer.py   Options, SUFFIXES, target, answering
 
 Each module is imported when it is asked for: they import torch, and what their task needs beyond it.
@@ -52,9 +52,6 @@ class Selector(Protocol):
 
     def best(self, runs: Sequence[TrainedRun], /) -> Mapping[str, Choice]:
         """Return the best of finished runs, by the name each is served as. Raises UserError if none has a number."""
-
-    def is_real(self, info: Mapping[str, object], /) -> bool:
-        """Return whether `dataset.json` is of measured data, not of generated ones."""
 
 
 class Answers(Protocol):

@@ -118,6 +118,34 @@ def described(form: str, config: object, said: Mapping[str, object]) -> dict[str
     }
 
 
+def opened(data: bytes, name: str, noun: str, remedy: str, *formats: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return an exported file's metadata and tensors.
+
+    Args:
+        data: the file.
+        name: what errors call it.
+        noun: what a file of the task holds, such as `forecaster`.
+        remedy: how errors end.
+        *formats: of a file of the task, one of them (`described`).
+
+    Raises:
+        UserError: where it is larger than any exported file, of none of these formats, or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    from retable.platform.store import weights  # with PyTorch, which those who only list models do without
+
+    check_size(data, name)
+    metadata = weights.metadata(data) or {}
+    if metadata.get("format") not in formats:
+        raise UserError(f"{name}: no {noun} of this task, or not the whole file; {remedy}")
+    try:
+        return metadata, load(data)
+    except (SafetensorError, ValueError) as error:
+        raise UserError(f"{name}: a damaged {noun} ({error}); {remedy}") from error
+
+
 def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> Record:
     """Return the JSON object that a file's metadata hold under a key.
 

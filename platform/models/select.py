@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -89,7 +89,6 @@ def choose(
     runs: Sequence[TrainedRun],
     score: Callable[[TrainedRun], float],
     metric: str,
-    real: Callable[[Mapping[str, object]], bool],
     mode: Literal["max", "min"] = "max",
     comparable: Callable[[TrainedRun], Hashable] = _same_data,
     smoke: bool = False,
@@ -103,7 +102,6 @@ def choose(
         runs: finished ones of one task.
         score: the number they are chosen by; where it raises a UserError or is not finite, the run is passed over.
         metric: that number in words.
-        real: `dataset.json` -> whether the data are real.
         mode: whether it is the better, the larger it is, or the smaller.
         comparable: run -> a key; of the best runs by data and scale, those of the commonest key are compared.
         smoke: whether those of the smoke scale are compared nevertheless.
@@ -111,7 +109,7 @@ def choose(
     Raises:
         UserError: where there is no run, or none has a number.
     """
-    ranks = {run.fingerprint: _rank(run, real) for run in runs}
+    ranks = {run.fingerprint: _rank(run) for run in runs}
     failures: list[str] = []
     for rank in sorted(set(ranks.values()), reverse=True):
         compared = _alike([run for run in runs if ranks[run.fingerprint] == rank], comparable)
@@ -169,9 +167,15 @@ def _number(run: TrainedRun, score: Callable[[TrainedRun], float], failures: lis
     return value
 
 
-def _rank(run: TrainedRun, real: Callable[[Mapping[str, object]], bool]) -> Rank:
+def is_real(info: Info) -> bool:
+    """Return whether `dataset.json` is of measured data; sets without its `real` said so in words of their task."""
+    generated = "generated" in (info.get("kind"), info.get("source")) or info.get("generated")
+    return bool(info.get("real", not (generated or info.get("simulated_satellite"))))
+
+
+def _rank(run: TrainedRun) -> Rank:
     scales, scale = list(run.task.scales()), export.scale_of(run)
-    return real(info_of(run)), scales.index(scale) if scale in scales else -1
+    return is_real(info_of(run)), scales.index(scale) if scale in scales else -1
 
 
 def group_by_name(runs: Sequence[TrainedRun], name: Callable[[TrainedRun], str]) -> dict[str, list[TrainedRun]]:

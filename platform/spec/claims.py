@@ -1,7 +1,8 @@
 """Verdicts on claims: estimates, their intervals, and how they decide.
 
 Every task judges with these few functions: a mean over training seeds and a ratio of such means (Student, Fieller), an
-interval of two sources of noise, and the joining of several verdicts to one.
+interval of two sources of noise, rows that are compared replicate by replicate (`paired`), and the joining of several
+verdicts to one. `table.claim` writes a claim in one line.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from retable.platform.text import plural
 
+if TYPE_CHECKING:
+    from retable.platform.spec.table import AnyRow, Replicate, Results
+
+T = TypeVar("T")
 Status = Literal["holds", "does not hold", "not separable", "not tested at this scale", "not judged"]
 UNTESTED: Status = "not tested at this scale"
 NOT_JUDGED: Status = "not judged"
@@ -118,9 +123,30 @@ def seeds_needed(ends: Ends, low: float = 0.0, high: float = math.inf) -> int | 
     return counts[place] if place < len(counts) else None
 
 
-def judge(result: Estimate | Verdict, low: float = 0.0, high: float = math.inf) -> Verdict:
-    """Return the verdict on an estimate, or the one that stands in its place where there could be none."""
-    return result if isinstance(result, Verdict) else result.verdict(low, high)
+def judge(result: Estimate | Verdict, low: float = 0.0, high: float = math.inf, about: str = "") -> Verdict:
+    """Return the verdict on an estimate, after a text that says what it is of; a verdict in its place as it is."""
+    if isinstance(result, Verdict):
+        return result
+    verdict = result.verdict(low, high)
+    return Verdict(verdict.status, f"{about} {verdict.because}") if about else verdict
+
+
+def paired(
+    results: Results,
+    rows: Sequence[AnyRow],
+    value: Callable[[Replicate], T],
+    estimate: Callable[..., Estimate | Verdict],
+) -> Estimate | Verdict:
+    """Return an estimate that compares rows replicate by replicate; a verdict where they share too few.
+
+    Args:
+        results: of the table.
+        rows: whose replicates of equal axes (`Results.lines`) are compared.
+        value: what is read of a replicate.
+        estimate: takes the values of each row, in equal order: one list for each row.
+    """
+    lines = results.lines(*rows)
+    return too_few(len(lines)) or estimate(*([value(each) for each in row] for row in zip(*lines, strict=True)))
 
 
 def untested(because: str) -> Verdict:
@@ -225,6 +251,19 @@ def joint_of(by_seed: npt.ArrayLike, low: float, high: float, about: str = "", f
         return widen(mean, low, high, _half_width([values], 0.95, count))
 
     return Estimate(mean, *ends(), about, form, ends=ends)
+
+
+def bootstrap_of(by_seed: npt.ArrayLike, resampled: npt.ArrayLike) -> Estimate:
+    """Return a mean over training seeds with the 95 % percentile interval of a bootstrap, widened by the seeds' noise.
+
+    Args:
+        by_seed: a value of each seed, (seeds,).
+        resampled: the mean over seeds of each sample of the test set, (samples,). How a sample is drawn is the task's.
+
+    Source: Efron and Tibshirani 1993, section 13.3.
+    """
+    low, high = np.percentile(np.asarray(resampled, np.float64), [2.5, 97.5])
+    return joint_of(by_seed, float(low), float(high))
 
 
 def widen(mean: float, low: float, high: float, margin: float) -> tuple[float, float]:

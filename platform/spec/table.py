@@ -140,9 +140,30 @@ class Claim:
     """Whether the sentence is ours, not the paper's."""
 
 
-def claim(text: str, check: Callable[..., Verdict], *rest: object, ours: bool = False) -> Claim:
-    """Return the claim that `check(results, *rest)` tests: a line of a task's `claims.py`."""
-    return Claim(text=text, check=lambda results: check(results, *rest), ours=ours)
+def claim(
+    text: str,
+    check: Callable[..., Verdict],
+    *rest: Any,
+    ours: bool = False,
+    gate: Callable[[Results, Sequence[Any]], Verdict | None] | None = None,
+    **options: object,
+) -> Claim:
+    """Return the claim that `check(results, *rest, **options)` tests: a line of a task's `claims.py`.
+
+    Args:
+        text: the sentence.
+        check: of a module; it takes the results first.
+        *rest: what else it takes, such as rows.
+        ours: whether the sentence is ours, not the paper's.
+        gate: `gate(results, rest)` returns why nothing can be tested yet, or None where it can.
+        **options: what else it takes, by name.
+    """
+
+    def checked(results: Results) -> Verdict:
+        refused = gate(results, rest) if gate else None
+        return refused or check(results, *rest, **options)
+
+    return Claim(text=text, check=checked, ours=ours)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,6 +323,10 @@ class Results:
         """Return a metric over the selected replicates that have it, shape (replicates,)."""
         chosen = self.select(row, **axes)
         return np.array([r.metrics[metric] for r in chosen if r.metrics.get(metric) is not None], float)
+
+    def measured(self, row: AnyRow | str) -> Mapping[str, float] | None:
+        """Return the metrics of a row that has one replicate, such as a benchmark row; None if it was not run."""
+        return next((replicate.metrics for replicate in self._of(row)), None)
 
     def lines(self, *rows: AnyRow | str) -> list[tuple[Replicate, ...]]:
         """Return the replicates of several rows in lines of equal axes; lines that lack a row are left out."""

@@ -15,6 +15,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, cast, runtime_checkable
@@ -38,6 +39,7 @@ from retable.platform.spec.table import (
     matches,
     row_fields,
     split_view,
+    with_claims,
 )
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
@@ -197,6 +199,22 @@ class KeyNumber:
     """What it is, with its unit, in a few words."""
 
 
+def _own() -> Mapping[str, Any]:
+    """Stand for what a task's own modules define; see `Description.__post_init__`."""
+    raise NotImplementedError
+
+
+def tables_of(task: str) -> Mapping[str, Table | Figure]:
+    """Return a task's `tables.TABLES` with their `claims.CLAIMS`: imported now, as a training needs none of them."""
+    tables, claims = (importlib.import_module(f"retable.tasks.{task}.{name}") for name in ("tables", "claims"))
+    return with_claims(tables.TABLES, claims.CLAIMS)
+
+
+def scales_of(task: str) -> Mapping[str, Scale]:
+    """Return a task's `scales.SCALES`, imported now."""
+    return cast(Mapping[str, Scale], importlib.import_module(f"retable.tasks.{task}.scales").SCALES)
+
+
 def alone(config: object) -> Hashable:
     """Return a key that no other config has: of a task whose runs are not trained as stacks."""
     return tuple(flatten(config).items())
@@ -214,9 +232,15 @@ class Description:
     """The table or figure that stands for the paper on the first screen of a report; none: its first."""
     key_number: KeyNumber | None = None
     """What the summary of a run shows of the paper, beside the published number."""
-    tables: Callable[[], Mapping[str, Table | Figure]] = dict
-    """The paper's tables and figures; imported when asked for, as a training needs none of what they draw with."""
-    scales: Callable[[], Mapping[str, Scale]] = dict
+    tables: Callable[[], Mapping[str, Table | Figure]] = _own
+    """The paper's tables and figures with their claims; by default those of its modules `tables` and `claims`."""
+    scales: Callable[[], Mapping[str, Scale]] = _own
+    """By default those of its module `scales`."""
+
+    def __post_init__(self) -> None:
+        for own, read in (("tables", tables_of), ("scales", scales_of)):
+            if getattr(self, own) is _own:
+                object.__setattr__(self, own, partial(read, self.name))
 
 
 @dataclass(frozen=True, kw_only=True)

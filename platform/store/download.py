@@ -7,6 +7,7 @@ login is needed).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -15,13 +16,14 @@ import shutil
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import requests
 
+from retable.platform.console import consent, print_lines, progress_bar
 from retable.platform.errors import UserError, disk_errors, nearest, one_line
 from retable.platform.store.storage import Storage
 from retable.platform.text import seconds_of, size
@@ -107,6 +109,40 @@ def choose(published: Mapping[str, Published], name: str) -> Published:
     if published[name].by_hand:
         raise UserError(f"{name} cannot be downloaded without a login; {published[name].by_hand}")
     return published[name]
+
+
+def fetch_by_name(
+    published: Mapping[str, Published],
+    names: Sequence[str],
+    place: Callable[[Published], Path],
+    *,
+    yes: bool = False,
+    mirror: str = "",
+    limit: str = "",
+    check: Callable[[Published], None] = lambda wanted: None,
+) -> Iterator[tuple[Published, list[Path]]]:
+    """Download datasets, and yield each with its files; without a name, list what there is.
+
+    Args:
+        published: those that a task knows.
+        names: of those that are wanted.
+        place: dataset -> the folder of its files.
+        yes: download without asking.
+        mirror: see `fetch`.
+        limit: see `deadline`; of all of them together.
+        check: called with each before the first download; raises where it is not to be fetched.
+
+    Raises:
+        UserError: as `choose` and `fetch`.
+    """
+    if not names:
+        print_lines(published.values())
+    until, chosen = deadline(limit), [choose(published, name) for name in names]
+    for wanted in chosen:
+        check(wanted)
+    for wanted in chosen:
+        agree = functools.partial(consent, yes=yes)
+        yield wanted, fetch(wanted, place(wanted), agree, progress_bar, mirror=mirror, until=until)
 
 
 def default_folder(storage: Storage, task: str) -> Path:

@@ -203,7 +203,7 @@ def by_metric(named: str, metric: str, rule: Any, runs: Sequence[api.TrainedRun]
         return scores[metric]
 
     name = getattr(rule, "NAME", task.name)
-    return {name: choose(name, runs, score, f"validation {metric}", rule.is_real, smoke=True)}
+    return {name: choose(name, runs, score, f"validation {metric}", smoke=True)}
 
 
 def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> Model:

@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from retable.platform.spec.arrays import Array
-from retable.platform.spec.claims import UNTESTED, Estimate, Verdict, join, judge, mean_of, too_few, untested
+from retable.platform.spec.claims import UNTESTED, Estimate, Verdict, join, judge, mean_of, paired, too_few, untested
 from retable.platform.spec.table import AnyRow, Claim, Replicate, Results, claim
 from retable.platform.text import plural
 from retable.tasks.audio import example
@@ -76,24 +76,25 @@ def missed(results: Results, rows: Sequence[AnyRow]) -> Verdict | None:
     return untested(f"at or below the linear control's {control:.2f} mAP@10: {', '.join(behind)}") if behind else None
 
 
+def gain(*rows: Sequence[tuple[Array, Array]]) -> Estimate | Verdict:
+    """Return how much better the first row of each pair is, as a mean over pairs, of rows' `precisions` by seed."""
+    recordings = rows[0][0][1]
+    if any(not np.array_equal(recordings, other) for row in rows for _, other in row):
+        return untested("rows are scored on different captions")
+    scores = np.array([[values for values, _ in row] for row in rows])  # (rows, seeds, captions)
+    pairs = len(rows) // 2
+    return estimate((scores[::2] - scores[1::2]).mean(axis=0), recordings, f", mean of {pairs} pairs" * (pairs > 1))
+
+
 def compare(results: Results, pairs: Sequence[Pair]) -> Estimate | Verdict:
     """Return the mean over pairs of rows of how much better the first is; a verdict where that cannot be done.
 
     All pairs must have been run; the seeds are those that all rows share.
     """
-    if absent := [row.label for pair in pairs for row in pair if row not in results]:
+    rows = [row for pair in pairs for row in pair]
+    if absent := [row.label for row in rows if row not in results]:
         return untested(f"not run: {', '.join(dict.fromkeys(absent))}")
-    lines = results.lines(*(row for pair in pairs for row in pair))
-    if refused := too_few(len(lines)):
-        return refused
-    values, recordings = [], np.empty(0)
-    for line in lines:
-        scores = [precisions(replicate) for replicate in line]
-        recordings = scores[0][1]
-        if any(not np.array_equal(recordings, other) for _, other in scores):
-            return untested("rows are scored on different captions")
-        values.append(np.mean([a[0] - b[0] for a, b in zip(scores[::2], scores[1::2], strict=True)], axis=0))
-    return estimate(np.stack(values), recordings, f", mean of {len(pairs)} pairs" if len(pairs) > 1 else "")
+    return paired(results, rows, precisions, gain)
 
 
 def better(results: Results, pairs: Sequence[Pair], members: Sequence[AnyRow] = ()) -> Verdict:
@@ -129,7 +130,7 @@ def ensemble_beats(results: Results, others: Mapping[str, AnyRow]) -> Verdict:
 
 
 def beats_best_member(results: Results) -> Verdict:
-    """Say whether the ensemble beats the member that has the highest mAP@10 on the test set."""
+    """Return whether the ensemble beats the member that has the highest mAP@10 on the test set."""
     there = [row for row in MEMBERS if row in results]
     if ENSEMBLE not in results or not there:
         return untested("rows are missing")
@@ -139,13 +140,13 @@ def beats_best_member(results: Results) -> Verdict:
 
 def above(results: Results, row: AnyRow, level: Callable[[int], float]) -> Estimate | Verdict:
     """Return how much a row's mAP@10 exceeds a level, a function of the number of recordings."""
-    rows = results.select(row)
-    if refused := too_few(len(rows)):
-        return refused
-    scores = [precisions(replicate) for replicate in rows]
-    recordings = scores[0][1]
-    values = np.stack([values for values, _ in scores]) - level(len(set(recordings.tolist())))
-    return estimate(values, recordings)
+
+    def excess(scores: Sequence[tuple[Array, Array]]) -> Estimate:
+        recordings = scores[0][1]
+        values = np.stack([values for values, _ in scores]) - level(len(set(recordings.tolist())))
+        return estimate(values, recordings)
+
+    return paired(results, [row], precisions, excess)
 
 
 def chance(recordings: int) -> float:
@@ -154,7 +155,7 @@ def chance(recordings: int) -> float:
 
 
 def above_chance(results: Results, row: AnyRow) -> Verdict:
-    """Say whether a row finds recordings better than chance."""
+    """Return whether a row finds recordings better than chance."""
     return judge(above(results, row, chance))
 
 
@@ -164,7 +165,7 @@ def published(recordings: int, percent: float) -> float:
 
 
 def above_published(results: Results, levels: Mapping[str, float]) -> Verdict:
-    """Say whether the ensemble's mAP@10 exceeds published ones; only Clotho's test set can be compared."""
+    """Return whether the ensemble's mAP@10 exceeds published ones; only Clotho's test set can be compared."""
     rows = results.select(ENSEMBLE)
     if not rows or rows[0].config.data != "dcase2023":
         return untested("other data than the published values'")
@@ -185,7 +186,7 @@ def last_loss(replicate: Replicate) -> float:
 
 
 def lower(results: Results, quantity: Callable[[Replicate], float], about: str) -> Verdict:
-    """Say whether a quantity is lower with rewritten captions: Student's 95 % interval over pairs of equal seeds."""
+    """Return whether a quantity is lower with rewritten captions: Student's 95 % interval over pairs of equal seeds."""
     lines = results.lines(CLOTHO, CLOTHO_GPT)
     if refused := too_few(len(lines)):
         return refused
@@ -194,9 +195,7 @@ def lower(results: Results, quantity: Callable[[Replicate], float], about: str) 
     values = np.array([[quantity(replicate) for replicate in line] for line in lines])
     found = mean_of([values[:, 0] - values[:, 1]], plural(len(lines), "seed"), ".3f")
     without, rewritten = values.mean(axis=0)
-    verdict = found.verdict()
-    because = f"{about} {without:.3f} without, {rewritten:.3f} with: lower by {verdict.because}"
-    return Verdict(verdict.status, because)
+    return judge(found, about=f"{about} {without:.3f} without, {rewritten:.3f} with: lower by")
 
 
 BY_RULES = "; rules rewrote these captions: the words are WordNet's, the forms those that training captions have anyway"

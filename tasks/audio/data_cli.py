@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,7 +14,6 @@ from retable.platform.console import (
     Mirror,
     Where,
     Yes,
-    consent,
     console,
     errors,
     print_lines,
@@ -25,6 +23,9 @@ from retable.platform.console import (
 from retable.platform.errors import UserError
 from retable.platform.spec.task import data_sets
 from retable.platform.store.storage import Storage
+
+if TYPE_CHECKING:
+    from retable.platform.store.download import Published
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The datasets that `fetch` knows."""
@@ -53,16 +54,13 @@ def fetch(
     """
     from retable.platform.store import download
 
+    def place(wanted: Published | None = None) -> Path:
+        root = folder or download.default_folder(Storage.open(storage), "audio")
+        return root / "wavcaps" if wanted and wanted.hub else root
+
     published = download.read_published(SOURCES)
-    if not names:
-        print_lines(published.values())
-        return
-    root = folder or download.default_folder(Storage.open(storage), "audio")
-    until = download.deadline(limit)
-    for wanted in [download.choose(published, each) for each in names]:
-        place = root / "wavcaps" if wanted.hub else root
-        download.fetch(wanted, place, partial(consent, yes=yes), progress_bar, mirror=mirror, until=until)
-    import_(root, name=name, storage=storage, features=features, workers=workers)
+    if list(download.fetch_by_name(published, names or [], place, yes=yes, mirror=mirror, limit=limit)):
+        import_(place(), name=name, storage=storage, features=features, workers=workers)
 
 
 def make(

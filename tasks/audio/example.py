@@ -94,19 +94,18 @@ def draw_example(results: Results) -> Drawing:
 
 def takes_keywords(results: Results, author: str) -> Verdict:
     """Say whether an author's sentences, some at least, name what only the keywords say."""
-    found = results.select(author)
-    if not found:
+    metrics = results.measured(author)
+    if metrics is None:
         return untested("not counted")
-    number, of = (round(found[0].metrics[name]) for name in ("with_keyword", "sentences"))
+    number, of = (round(metrics[name]) for name in ("with_keyword", "sentences"))
     return decided(bool(number), f"{number} of {of} sentences")
 
 
 def keeps_rules(results: Results, author: str) -> Verdict:
     """Say whether an author kept the prompt's rules that can be counted."""
-    found = results.select(author)
-    if not found:
+    metrics = results.measured(author)
+    if metrics is None:
         return untested("not counted")
-    metrics = found[0].metrics
     number, longest, forbidden = (round(metrics[name]) for name in ("sentences", "longest", "forbidden"))
     kept = number == WANTED and longest <= LONGEST and not forbidden
     because = f"{number} sentences, the longest of {longest} words, {forbidden} with 'heard' or 'recorded'"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
@@ -136,15 +135,8 @@ def read_export(data: bytes, name: str) -> Exported | Clap:
     Raises:
         UserError: where it is no such file, or is damaged.
     """
-    export.check_size(data, name)
-    metadata = weights.metadata(data) or {}
-    if metadata.get("format") not in (FORMAT, clap.FORMAT):
-        raise UserError(f"{name}: no model of this task, or not the whole file; {REMEDY}")
+    metadata, tensors = export.opened(data, name, "model", REMEDY, FORMAT, clap.FORMAT)
     said = export.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
-    try:
-        tensors = load(data)
-    except (SafetensorError, ValueError) as error:
-        raise UserError(f"{name}: a damaged model; {REMEDY}") from error
     if metadata["format"] == clap.FORMAT:
         return Clap(said, tensors, name)
     anchors = {key: tensors.pop(key).numpy() for key in [*tensors] if key.startswith(PREFIX)}

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from retable.platform.spec.arrays import Array
-from retable.platform.spec.claims import Estimate, joint_of
+from retable.platform.spec.claims import Estimate, bootstrap_of
 from retable.platform.train.seeds import generator
 
 Summaries = Mapping[str, Mapping[str, Array]]
@@ -289,6 +289,4 @@ def bootstrap(
         times = np.bincount(random.integers(number, size=number), minlength=number)
         total = sizes @ times
         resampled[sample] = np.mean(np.divide(sums @ times, total, out=np.zeros(len(rows)), where=total > 0))
-    by_seed = sums.sum(axis=1) / sizes.sum(axis=1)
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return joint_of(by_seed, float(low), float(high))
+    return bootstrap_of(sums.sum(axis=1) / sizes.sum(axis=1), resampled)

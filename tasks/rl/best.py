@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from retable.platform.api import TrainedRun
 from retable.platform.config import choice_name
@@ -41,7 +40,7 @@ def best(runs: Sequence[TrainedRun], episodes: int = EPISODES, samples: int = 10
 
     metric = f"return over {episodes} episodes of no table"
     named = group_by_name(runs, lambda run: name(run.config))
-    return {each: choose(each, some, score, metric, is_real, comparable=one) for each, some in named.items()}
+    return {each: choose(each, some, score, metric, comparable=one) for each, some in named.items()}
 
 
 def name(config: Config) -> str:
@@ -57,8 +56,3 @@ def name(config: Config) -> str:
     raw = "-raw" if config.states == "raw" else ""
     behaviour = "-bc" if isinstance(config.algorithm, Bc) else ""
     return f"{config.environment}-{pruning}{share}{only}{raw}{behaviour}"
-
-
-def is_real(info: Mapping[str, Any]) -> bool:
-    """Say whether a data set is a published one, and not recorded here."""
-    return not info.get("generated")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -17,13 +16,15 @@ from retable.platform.spec.claims import (
     decided,
     join,
     mean_of,
-    ratio_of,
     seed_mean,
     too_few,
     untested,
 )
 from retable.platform.spec.table import Claim, Results, Row, claim
 from retable.platform.text import plural
+from retable.tasks.rl.learning.claims import CLAIMS as LEARNING
+from retable.tasks.rl.learning.claims import GRASP, SNIP
+from retable.tasks.rl.learning.compare import COMPARABLE, by_environment, kept_return, learned, updates
 from retable.tasks.rl.learning.readings import CONTROLS, NAMES, NETWORKS, break_even, file_sizes
 from retable.tasks.rl.tables import (
     ARCHIVES,
@@ -43,12 +44,6 @@ from retable.tasks.rl.tables import (
     pruned,
 )
 
-LEARNED = 0.9
-"""A dense network below this share of the behaviour's return has not learned enough to test the paper's findings."""
-COMPARABLE = 0.5
-"""Our own claims compare methods after shorter trainings too, from this share on."""
-KEEPS = 0.9
-"""A pruned network keeps performance at this share of the dense network's return; the paper names no number."""
 MOVED = 0.005
 """A rounded file may move actions so far: our recordings add noise of 0.05 to the expert's."""
 NEAR = 0.02
@@ -57,56 +52,18 @@ NEAR = 0.02
 
 def keeps_performance(method: str, name: str) -> list[Claim]:
     """Return the claim that 95 % sparsity keeps performance, for each environment and policy (section 4)."""
-    found = []
-    for environment in ENVIRONMENTS:
-        for policy in ("bcq", "bc"):
-            fails = (environment, policy) == ("Hopper", "bcq")
-            text = f"{environment}, {policy.upper()}: {name} at 95 % {'loses' if fails else 'keeps'} performance."
-            check = partial(keeps, method=method, environment=environment, policy=policy, fails=fails)
-            found.append(Claim(text=text, check=check))
-    return found
-
-
-def paired(results: Results, rows: Sequence[Row], metric: str, **axes: object) -> dict[str, Array]:
-    """Return a metric of several rows after the last evaluated epoch, for each environment where all rows have it.
-
-    Returns:
-        environment ("" where the table has but one) -> values (rows, seeds), those of one seed in a column; seeds that
-        a row lacks are left out.
-    """
-    epochs = results.axis("view.epoch")
-    axes = {**axes, **({"view_epoch": max(epochs)} if epochs else {})}
-    runs: list[dict[tuple[Any, Any], float]] = []
-    for row in rows:
-        chosen = [r for r in results.select(row, **axes) if r.metrics.get(metric) is not None]
-        runs.append({(r.axes.get("environment", ""), r.axes["seed"]): r.metrics[metric] for r in chosen})
-    found: dict[Any, list[list[float]]] = {}
-    for run in runs[0]:
-        if all(run in others for others in runs):
-            found.setdefault(run[0], []).append([others[run] for others in runs])
-    return {environment: np.array(columns, float).T for environment, columns in found.items()}
-
-
-def learned(
-    results: Results, environment: str, policy: str, least: float = LEARNED, dense: Row = DENSE
-) -> Verdict | None:
-    """Return why scores cannot be compared yet, or None where they can: the dense network has to have learned first."""
-    share, played = (
-        paired(results, [dense], metric, view_policy=policy).get(environment, np.empty((1, 0)))[0]
-        for metric in ("behaviour_share", "return")
-    )
-    if not share.size:
-        return untested("the behaviour's return is not above 0" if played.size else "no runs")
-    if share.mean() < least:
-        reached = f"the dense network reaches {share.mean():.0%} of the behaviour's return, not {least:.0%}"
-        return too_few(share.size) or untested(f"{reached}: not trained enough, {updates(results)}")
-    return too_few(share.size)
-
-
-def updates(results: Results) -> str:
-    """Say how long the runs were trained: a short training is no test of what the paper found after a long one."""
-    counts = {r.config.epochs * r.config.steps for rows in results.replicates.values() for r in rows}
-    return f"after {max(counts):,} updates (the paper: 1,000,000)"
+    return [
+        claim(
+            f"{environment}, {policy.upper()}: {name} at 95 % {'loses' if lost else 'keeps'} performance.",
+            keeps,
+            method,
+            environment,
+            policy,
+            lost,
+        )
+        for environment, policy in itertools.product(ENVIRONMENTS, ("bcq", "bc"))
+        for lost in [(environment, policy) == ("Hopper", "bcq")]
+    ]
 
 
 def keeps(results: Results, method: str, environment: str, policy: str, fails: bool) -> Verdict:
@@ -116,26 +73,15 @@ def keeps(results: Results, method: str, environment: str, policy: str, fails: b
     return Verdict(opposite.get(found.status, found.status) if fails else found.status, found.because)
 
 
-def kept_return(
-    results: Results, sparse: Row, dense: Row, environment: str, policy: str, least: float = LEARNED
-) -> Verdict:
-    """Compare a pruned network's return with the dense one's: the ratio of their means over the same seeds."""
-    if unready := learned(results, environment, policy, least, dense):
-        return unready
-    pairs = paired(results, (sparse, dense), "behaviour_share", view_policy=policy).get(environment)
-    if pairs is None or pairs.shape[1] < LEAST:
-        return untested("runs are missing")
-    about = f"of the dense return, {plural(pairs.shape[1], 'seed')}, {updates(results)}"
-    found = ratio_of(pairs[0], pairs[1], about, ".0%").verdict(KEEPS)
-    return found.noted(f"; keeps means {KEEPS:.0%}")
-
-
 def against_controls(method: str, name: str, sparsities: Sequence[float]) -> list[Claim]:
     """Return our claims that the method beats every control of equal sparsity, for each sparsity and policy."""
     return [
-        Claim(
-            text=f"{name} scores higher than every control at {100 * sparsity:.0f} % ({policy.upper()}).",
-            check=partial(beats_controls, method=method, sparsity=sparsity, policy=policy),
+        claim(
+            f"{name} scores higher than every control at {100 * sparsity:.0f} % ({policy.upper()}).",
+            beats_controls,
+            method,
+            sparsity,
+            policy,
             ours=True,
         )
         for policy in ("bcq", "bc")
@@ -154,8 +100,8 @@ def beats_controls(results: Results, method: str, sparsity: float, policy: str) 
     }
     if len({verdict.because for verdict in verdicts.values()}) == 1:
         return next(iter(verdicts.values()))
-    joined = join({name: Verdict(v.status, f"{v.status}, {v.because}") for name, v in verdicts.items()})
-    return joined.noted(f"; gaps in the behaviour's return, {updates(results)}")
+    parts = {name: Verdict(v.status, f"{v.status}, {v.because}") for name, v in verdicts.items()}
+    return join(parts).noted(f"; gaps in the behaviour's return, {updates(results)}")
 
 
 def beats(results: Results, ours: Row, control: Row, policy: str, chances: int = 1) -> Verdict:
@@ -177,7 +123,7 @@ def contrast(results: Results, weights: Sequence[tuple[Row, int]], policy: str, 
     if not environments:
         return untested(f"no environment in which the dense network has learned, with {LEAST} seeds")
     rows, factors = zip(*weights, strict=True)
-    every = paired(results, rows, "behaviour_share", view_policy=policy)
+    every = by_environment(results, rows, "behaviour_share", view_policy=policy)
     gaps = [factors @ every[e] for e in environments if e in every and every[e].shape[1] >= LEAST]
     if not gaps:
         return untested("runs are missing")
@@ -194,15 +140,16 @@ def needs_standardized(method: str, name: str) -> list[Claim]:
     ours, raw = pruned(method, 0.95), pruned(method, 0.95, "raw")
     higher = ((ours, 1), (raw, -1))
     more = (*higher, (DENSE, -1), (DENSE_RAW, 1))
-    text = f"Without standardized states {name} at 95 % leaves inputs of the decoder without a path to the output."
     return [
-        Claim(text=text, check=partial(leaves_blind, ours=ours, raw=raw), ours=True),
+        claim(
+            f"Without standardized states {name} at 95 % leaves inputs of the decoder without a path to the output.",
+            leaves_blind,
+            ours,
+            raw,
+            ours=True,
+        ),
         *(
-            Claim(
-                text=f"{name} at 95 % {text} ({policy.upper()}).",
-                check=partial(in_words, weights=weights, policy=policy),
-                ours=True,
-            )
+            claim(f"{name} at 95 % {text} ({policy.upper()}).", in_words, weights, policy, ours=True)
             for text, weights in (
                 ("scores higher on standardized states than on raw ones", higher),
                 ("loses more by raw states than the dense network does", more),
@@ -218,7 +165,7 @@ def leaves_blind(results: Results, ours: Row, raw: Row) -> Verdict:
     The masks are as they are, so there is nothing to estimate: the claim holds if every mask of raw states leaves blind
     inputs and none of standardized ones does, and fails where no mask of raw states leaves any.
     """
-    pairs = paired(results, (raw, ours), "blind/vae")
+    pairs = by_environment(results, (raw, ours), "blind/vae")
     if refused := too_few(min((each.shape[1] for each in pairs.values()), default=0)):
         return refused
     shown = [
@@ -226,8 +173,7 @@ def leaves_blind(results: Results, ours: Row, raw: Row) -> Verdict:
         for environment, each in pairs.items()
     ]
     some, none = (np.concatenate([each[row] for each in pairs.values()]) for row in (0, 1))
-    status: Status = "not separable" if some.any() else "does not hold"
-    status = "holds" if some.all() and not none.any() else status
+    status: Status = "holds" if some.all() and not none.any() else "not separable" if some.any() else "does not hold"
     return Verdict(status, f"blind inputs of the decoder by seed, raw and standardized: {'; '.join(shown)}")
 
 
@@ -300,54 +246,39 @@ def moves_little(results: Results, rounded: Row) -> Verdict:
     return decided(moved.max() < MOVED, shown)
 
 
-ROUNDING = [
-    Claim(
-        text=f"In {precision} the file of {policy} moves actions by less than {MOVED} with every seed (a tenth of the "
-        "data's noise).",
-        check=partial(moves_little, rounded=row),
-        ours=True,
-    )
-    for (policy, precision), row in ROUNDED.items()
-    if precision != "float32"
-]
-
-TRAINED_FILES = [
-    Claim(
-        text="After training our exact files at 95 % are at least 14 times smaller than dense ones.",
-        check=partial(times_smaller, times=14, larger=FORMATS["dense"], ours=FORMATS["compact"]),
-        ours=True,
-    ),
-    *(
-        Claim(
-            text=f"After training our exact files at 95 % are smaller than {ARCHIVES[form]}.",
-            check=partial(times_smaller, times=1, larger=FORMATS[form], ours=FORMATS["compact"], form=form),
-            ours=True,
-        )
-        for form in ARCHIVES
-    ),
-]
-
-SNIP, GRASP = pruned("snip", 0.95), pruned("grasp", 0.95)
 MEMORY = [
-    Claim(
-        text="At 95 % sparsity the files are 4 times smaller than dense ones.",
-        check=partial(rounds_to, wanted=4, above="dense", below="sparse", rows=(DENSE_MODEL, SNIP)),
+    claim(
+        "At 95 % sparsity the files are 4 times smaller than dense ones.",
+        rounds_to,
+        4,
+        above="dense",
+        below="sparse",
+        rows=(DENSE_MODEL, SNIP),
     ),
-    Claim(
-        text="Dense weights with sparse indexing take 5 times the dense file (Table 1).",
-        check=partial(rounds_to, wanted=5, above="sparse", below="dense", rows=(DENSE_INDEXED, DENSE_MODEL)),
+    claim(
+        "Dense weights with sparse indexing take 5 times the dense file (Table 1).",
+        rounds_to,
+        5,
+        above="sparse",
+        below="dense",
+        rows=(DENSE_INDEXED, DENSE_MODEL),
     ),
     *(
-        Claim(
-            text=f"Xavier weights and zero biases give the GraSP row of Table 1, to 2 %, on {states} states.",
-            check=partial(reproduces, printed=GRASP_FILES, ours=row),
+        claim(
+            f"Xavier weights and zero biases give the GraSP row of Table 1, to 2 %, on {states} states.",
+            reproduces,
+            GRASP_FILES,
+            row,
             ours=True,
         )
         for states, row in (("standardized", GRASP_XAVIER), ("raw", GRASP_XAVIER_RAW))
     ),
-    Claim(
-        text="At 95 % sparsity our exact files are at least 14 times smaller than dense ones.",
-        check=partial(times_smaller, times=14, larger=DENSE_MODEL, ours=SNIP),
+    claim(
+        "At 95 % sparsity our exact files are at least 14 times smaller than dense ones.",
+        times_smaller,
+        14,
+        DENSE_MODEL,
+        SNIP,
         ours=True,
     ),
 ]
@@ -357,7 +288,7 @@ LAST = {"actor": ("l3",), "critic": ("l3", "l6"), "vae": ("d3",)}
 
 def last_density(results: Results, rows: Sequence[Row], network: str) -> list[Array]:
     """Return the share of weights that a network's last layers keep, for each environment (rows, seeds)."""
-    layers = [paired(results, rows, f"density/{network}/{layer}") for layer in LAST[network]]
+    layers = [by_environment(results, rows, f"density/{network}/{layer}") for layer in LAST[network]]
     return [np.mean([layer[environment] for layer in layers], axis=0) for environment in layers[0]]
 
 
@@ -394,27 +325,58 @@ LAYERS = [
 ]
 
 
-def of_scores(method: str, name: str) -> list[Claim]:
-    """Return the claims of figure 1 or 2."""
-    sparsities = (0.95, *BEYOND)
-    return [
-        *keeps_performance(method, name),
-        *against_controls(method, name, sparsities),
-        *needs_standardized(method, name),
-    ]
-
-
 CLAIMS = {
+    **LEARNING,
     "table1": MEMORY,
-    "figure1": of_scores("snip", "SNIP"),
-    "figure2": of_scores("grasp", "GraSP"),
+    **{
+        figure: [
+            *keeps_performance(method, name),
+            *against_controls(method, name, (0.95, *BEYOND)),
+            *needs_standardized(method, name),
+        ]
+        for figure, method, name in (("figure1", "snip", "SNIP"), ("figure2", "grasp", "GraSP"))
+    },
     "figure3": LAYERS,
     "figure4": [
-        Claim(
-            text="The paper's format is smaller than dense files from 80 % sparsity on.",
-            check=partial(pays_from, form="sparse", sparsity=0.8),
+        claim(
+            "The paper's format is smaller than dense files from 80 % sparsity on.",
+            pays_from,
+            "sparse",
+            0.8,
             ours=True,
         )
     ],
-    "formats": [*TRAINED_FILES, *ROUNDING],
+    "formats": [
+        claim(
+            "After training our exact files at 95 % are at least 14 times smaller than dense ones.",
+            times_smaller,
+            14,
+            FORMATS["dense"],
+            FORMATS["compact"],
+            ours=True,
+        ),
+        *(
+            claim(
+                f"After training our exact files at 95 % are smaller than {ARCHIVES[form]}.",
+                times_smaller,
+                1,
+                FORMATS[form],
+                FORMATS["compact"],
+                form,
+                ours=True,
+            )
+            for form in ARCHIVES
+        ),
+        *(
+            claim(
+                f"In {precision} the file of {policy} moves actions by less than {MOVED} with every seed (a tenth of "
+                "the data's noise).",
+                moves_little,
+                row,
+                ours=True,
+            )
+            for (policy, precision), row in ROUNDED.items()
+            if precision != "float32"
+        ),
+    ],
 }

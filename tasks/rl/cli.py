@@ -19,11 +19,11 @@ from retable.platform.console import (
     Run,
     Where,
     Yes,
-    consent,
     console,
+    items,
     print_lines,
-    progress_bar,
     show_defects,
+    whole,
 )
 from retable.platform.errors import UserError
 from retable.platform.spec.task import Source, find
@@ -62,14 +62,6 @@ def environment_name(name: str) -> str:
     return known.get(name.lower(), name)
 
 
-def _numbers(skip: str) -> list[int]:
-    """Return the numbers of episodes in `3,17`."""
-    words = [word.strip() for word in skip.split(",")] if skip else []
-    if wrong := [word for word in words if not (word.isascii() and word.isdigit())]:
-        raise UserError(f"--skip {skip}: {wrong[0]!r} is no number of an episode; give some such as 3,17")
-    return [int(word) for word in words]
-
-
 def _mending(mend: str) -> bool:
     if mend not in ("", "ends"):
         raise UserError(f"--mend {mend}: only the ends of episodes can be mended; use --mend ends")
@@ -106,25 +98,21 @@ def fetch(
     from retable.tasks.rl.recordings import d4rl
     from retable.tasks.rl.tools.minari import import_minari
 
-    published = {**d4rl.published(), **download.read_published(SOURCES)}
-    if not names:
-        print_lines(published.values())
-        return
-    root = Storage.open(storage)
-    place = folder or download.default_folder(root, "rl")
-    until = download.deadline(limit)
-    chosen = [download.choose(published, name) for name in names]
-    for wanted in chosen:
-        _check_new(root, wanted, replace)
-    for wanted in chosen:
-        files = download.fetch(wanted, place, partial(consent, yes=yes), progress_bar, mirror=mirror, until=until)
+    root, published = Storage.open(storage), {**d4rl.published(), **download.read_published(SOURCES)}
+
+    def place(wanted: Published) -> Path:
+        return folder or download.default_folder(root, "rl")
+
+    new = partial(_check_new, root, replace)
+    fetched = download.fetch_by_name(published, names or [], place, yes=yes, mirror=mirror, limit=limit, check=new)
+    for wanted, files in fetched:
         if wanted.hub:
-            _tell(import_minari(place / wanted.hub.folders[0], root, replace=replace))
+            _tell(import_minari(place(wanted) / wanted.hub.folders[0], root, replace=replace))
         else:
             _tell(data.convert(files[0], root, replace=replace))
 
 
-def _check_new(root: Storage, wanted: Published, replace: bool) -> None:
+def _check_new(root: Storage, replace: bool, wanted: Published) -> None:
     """Refuse a published set that the storage has, before it is downloaded.
 
     Raises:
@@ -165,7 +153,7 @@ def make(
 
     if policy not in ("expert", "random"):
         raise UserError(f"--policy {policy}: use expert or random")
-    parts = [name.strip() for name in mix.split(",")] if mix else []
+    parts = items("--mix", mix, str)
     root, environment = Storage.open(storage), environment_name(env)
     data.check_new(data.folder(root, environment, "mixed" if parts else "recorded"), replace)
     info = make_recording(environment, root, transitions, noise, seed, policy, parts)
@@ -240,7 +228,11 @@ def convert(
     """
     from retable.tasks.rl import data
 
-    how: dict[str, Any] = {"skip": _numbers(skip), "mending": _mending(mend), "replace": replace}
+    how: dict[str, Any] = {
+        "skip": items("--skip", skip, whole, "number of an episode", "3,17"),
+        "mending": _mending(mend),
+        "replace": replace,
+    }
     root, environment = Storage.open(storage), environment_name(env) if env else None
     _tell(data.convert(source.expanduser(), root, environment, name, simulator, **how))
 
@@ -262,7 +254,11 @@ def import_(
     """
     from retable.tasks.rl.tools.minari import import_minari
 
-    how: dict[str, Any] = {"skip": _numbers(skip), "mending": _mending(mend), "replace": replace}
+    how: dict[str, Any] = {
+        "skip": items("--skip", skip, whole, "number of an episode", "3,17"),
+        "mending": _mending(mend),
+        "replace": replace,
+    }
     root, environment = Storage.open(storage), environment_name(env) if env else None
     info = import_minari(source.expanduser(), root, environment, name, **how)
     _tell(info)

@@ -138,6 +138,7 @@ def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: M
     score = normalised_score(info["environment"], mean, info)
     written = {
         **info,
+        "real": not info.get("generated"),
         "states": states,
         "actions": actions,
         "max_action": 1.0,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 from retable.platform.spec.table import Measurement, Row
 from retable.platform.spec.task import Scale
@@ -18,89 +20,85 @@ BCQ_ROWS = {row.label for row in (*ABLATION.values(), *ROUNDED.values())}
 """Rows whose policy is BCQ's, or that are compared with such."""
 
 
-@dataclass(frozen=True)
-class Reduced:
-    """A reduced setting: what becomes of a row."""
+def reduced(
+    row: Row | Measurement,
+    *,
+    sparsities: Mapping[str, Sequence[float]],
+    view: Mapping[str, object],
+    environments: Sequence[str] = ENVIRONMENTS,
+    counted: Collection[float] | None = None,
+    raw: Mapping[str, Sequence[float]] = MappingProxyType({"dense": (0,), **dict.fromkeys(METHODS, RAW)}),
+    everywhere: Collection[str] | None = None,
+    training: Mapping[str, object] = MappingProxyType({}),
+) -> Row | Measurement | str:
+    """Return a row at a smaller size, or why it is left out; what is timed is the same at every size.
 
-    sparsities: Mapping[str, Sequence[float]]
-    """Of each method, those that are played."""
-    view: Mapping[str, object]
-    """How policies are played."""
-    environments: Sequence[str] = ENVIRONMENTS
-    counted: Collection[float] | None = None
-    """Sparsities of the rows that are only counted; None: all."""
-    raw: Mapping[str, Sequence[float]] = field(default_factory=lambda: {"dense": (0,), **dict.fromkeys(METHODS, RAW)})
-    """Of each method, the sparsities that are played on raw states; 0 is the dense network's."""
-    everywhere: Collection[str] | None = None
-    """Labels of rows that are played in every environment, the others in the first alone; None: all."""
-    training: Mapping[str, object] = field(default_factory=dict)
-    """How rows are trained, but for those that need no training."""
-
-    def row(self, row: Row | Measurement) -> Row | Measurement | str:
-        """Return a row at this size, or why it is left out; what is timed is the same at every size."""
-        if isinstance(row, Measurement):
-            return row
-        own = row.overrides or {}
-        if own.get("environment", self.environments[0]) not in self.environments:
-            return "in another environment"
-        if "steps" not in own:
-            row = dataclasses.replace(row, overrides={**own, **self.training})
-        if row.view is None:
-            left_out = self.counted is not None and own.get("prune.sparsity") not in (None, *self.counted)
-            return "at other sparsities" if left_out else row
-        played = self.raw if "states" in own else {"dense": (0,), **self.sparsities}
-        if own.get("prune.sparsity", 0) not in played.get(str(own["prune"]), ()):
-            return "at other sparsities"
-        alone = self.everywhere is not None and row.label not in self.everywhere
-        place = {"environment": self.environments[0]} if alone and "environment" not in own else {}
-        return dataclasses.replace(row, view={**row.view, **self.view}, overrides={**(row.overrides or {}), **place})
-
-    def cloned(self, row: Row | Measurement) -> Row | Measurement | str:
-        """Return a row at this size of a scale that trains BC alone."""
-        if isinstance(row, Measurement):
-            return "as it is timed at the other scales"
-        if row.label in BCQ_ROWS or (row.view is None and "steps" not in (row.overrides or {})):
-            return "as BCQ is not trained"
-        return self.row(row)
+    Args:
+        row: of a table.
+        sparsities: of each method, those that are played.
+        view: how policies are played.
+        environments: those that are run.
+        counted: sparsities of the rows that are only counted; None: all.
+        raw: of each method, the sparsities that are played on raw states; 0 is the dense network's.
+        everywhere: labels of rows that are played in every environment, the others in the first alone; None: all.
+        training: how rows are trained, but for those that need no training.
+    """
+    if isinstance(row, Measurement):
+        return row
+    own = row.overrides or {}
+    if own.get("environment", environments[0]) not in environments:
+        return "in another environment"
+    if "steps" not in own:
+        row = dataclasses.replace(row, overrides={**own, **training})
+    if row.view is None:
+        left_out = counted is not None and own.get("prune.sparsity") not in (None, *counted)
+        return "at other sparsities" if left_out else row
+    played = raw if "states" in own else {"dense": (0,), **sparsities}
+    if own.get("prune.sparsity", 0) not in played.get(str(own["prune"]), ()):
+        return "at other sparsities"
+    alone = everywhere is not None and row.label not in everywhere
+    place = {"environment": environments[0]} if alone and "environment" not in own else {}
+    return dataclasses.replace(row, view={**row.view, **view}, overrides={**(row.overrides or {}), **place})
 
 
-SMOKE = Reduced(sparsities=dict.fromkeys(METHODS, (0.5, 0.95)), view={"episodes": 2, "samples": 10})
-QUICK = Reduced(
-    sparsities=dict.fromkeys(("snip", "grasp", "erk", "random"), (0.95,)),
-    counted=(0.8, 0.95),
-    raw={"snip": (0.95,)},
-    view={"episodes": 5},
-    environments=("HalfCheetah",),
-    training={"algorithm": "bc", "epochs": 1, "steps": 3000},
-)
-SMALL = Reduced(
-    sparsities={**dict.fromkeys(METHODS, (0.95,)), **dict.fromkeys(("snip", "grasp"), (0.8, 0.9, 0.95, 0.99))},
-    raw={"dense": (0,), **dict.fromkeys(("snip", "grasp"), (0.95,))},
-    view={"episodes": 10, "samples": 10},
-    everywhere={
-        DENSE.label,
-        *(label(method, 0.95) for method in ("snip", "grasp", "erk")),
-        label("snip", 0.95, "raw"),
-    },
-    training={"epochs": 10, "steps": 1000},
-)
+def cloned(row: Row | Measurement, **size: Any) -> Row | Measurement | str:
+    """Return a row at a size of `reduced` of a scale that trains BC alone, or why it is left out."""
+    if isinstance(row, Measurement):
+        return "as it is timed at the other scales"
+    if row.label in BCQ_ROWS or (row.view is None and "steps" not in (row.overrides or {})):
+        return "as BCQ is not trained"
+    return reduced(row, **size)
+
+
+QUICK = {"algorithm": "bc", "epochs": 1, "steps": 3000}
+"""How the scale's rows are trained, as in the next one."""
+SMALL = {"epochs": 10, "steps": 1000}
+FIRST = ("HalfCheetah",)
 
 SCALES = {
     "smoke": Scale(
         about="proves every path, scores mean nothing; networks, masks and bytes are full size",
         minutes=5,
         overrides={**OURS, "epochs": 1, "steps": 10},  # all alike: so few updates cost less than more runs
-        row=SMOKE.row,
+        row=partial(reduced, sparsities=dict.fromkeys(METHODS, (0.5, 0.95)), view={"episodes": 2, "samples": 10}),
         over={"seed": (0, 1), "view.epoch": (1,), "data": DATA},
     ),
     "quick": Scale(
         about="HalfCheetah, 1 seed: masks and bytes at full size; BC at 95 %, 3,000 updates",
         minutes=2,
         overrides=OURS,
-        start=QUICK.training,
-        row=QUICK.cloned,
+        start=QUICK,
+        row=partial(
+            cloned,
+            sparsities=dict.fromkeys(("snip", "grasp", "erk", "random"), (0.95,)),
+            counted=(0.8, 0.95),
+            raw={"snip": (0.95,)},
+            view={"episodes": 5},
+            environments=FIRST,
+            training=QUICK,
+        ),
         over={
-            "environment": QUICK.environments,
+            "environment": FIRST,
             "seed": (0,),
             "view.policy": ("bc",),
             "view.epoch": (1,),
@@ -111,10 +109,24 @@ SCALES = {
         about="3 seeds, 10,000 updates (masks and bytes: one), bfloat16 targets; HalfCheetah, at 95 % all environments",
         minutes=420,
         overrides={**OURS, "algorithm.target_precision": "bfloat16"},
-        start=SMALL.training,
-        row=SMALL.row,
+        start=SMALL,
+        row=partial(
+            reduced,
+            sparsities={
+                **dict.fromkeys(METHODS, (0.95,)),
+                **dict.fromkeys(("snip", "grasp"), (0.8, 0.9, 0.95, 0.99)),
+            },
+            raw={"dense": (0,), **dict.fromkeys(("snip", "grasp"), (0.95,))},
+            view={"episodes": 10, "samples": 10},
+            everywhere={
+                DENSE.label,
+                *(label(method, 0.95) for method in ("snip", "grasp", "erk")),
+                label("snip", 0.95, "raw"),
+            },
+            training=SMALL,
+        ),
         over={
-            "environment": SMALL.environments,
+            "environment": ENVIRONMENTS,
             "seed": (0, 1, 2),
             "view.epoch": (1, 2, 3, 4, 6, 8, 10),
             "data": DATA,

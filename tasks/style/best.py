@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
@@ -24,7 +23,7 @@ def best(runs: Sequence[TrainedRun]) -> dict[str, Choice]:
     """
     named = group_by_name(runs, name)
     metric = "style and content error on photographs of no table"
-    return {each: choose(each, some, score, metric, is_real, "min") for each, some in named.items()}
+    return {each: choose(each, some, score, metric, "min") for each, some in named.items()}
 
 
 def name(run: TrainedRun) -> str:
@@ -48,8 +47,3 @@ def score(run: TrainedRun) -> float:
         raise UserError(f"{run.source.folder}: all of its test photographs are in the tables; put others into test/")
     found = run.score({"content": unseen})
     return found["style_error"] + found["content_error"]
-
-
-def is_real(info: Mapping[str, Any]) -> bool:
-    """Say whether a data set holds photographs, and no generated landscapes."""
-    return info.get("source") != "generated"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,30 +97,34 @@ def exp(logarithm: float) -> float:
         return float(np.exp(logarithm))
 
 
-def check(found: Estimate | Verdict, low: float, high: float, about: str) -> Verdict:
-    """Say whether a ratio lies in a range, and of what it is."""
-    verdict = judge(found, low, high)
-    return verdict if isinstance(found, Verdict) else Verdict(verdict.status, f"{about} {verdict.because}")
-
-
 def lower(results: Results, *triples: tuple[Row, Row, str]) -> Verdict:
-    """Say whether, for each (one, other, metric), the metric is lower for the one row than for the other."""
-    verdicts = []
-    for one, other, metric in triples:
-        found = compare(results, [one], [other], metric)
-        verdicts.append(check(found, 0.0, 1.0, f"{metric.replace('_', ' ')}, {one.label} over {other.label}:"))
-    return join(verdicts)
+    """Return whether, for each (one, other, metric), the metric is lower for the one row than for the other."""
+    return join(
+        [
+            judge(
+                compare(results, [one], [other], metric),
+                0.0,
+                1.0,
+                f"{metric.replace('_', ' ')}, {one.label} over {other.label}:",
+            )
+            for one, other, metric in triples
+        ]
+    )
 
 
 def alike(results: Results, ones: Sequence[Row], other: Row) -> Verdict:
-    """Say whether both judged errors of some rows are within a factor `ALIKE` of another's."""
-    verdicts = []
-    for one in ones:
-        for name in ("style", "content"):
-            found = compare(results, [one], [other], f"{name}_error")
-            verdicts.append(check(found, 1 / ALIKE, ALIKE, f"{name} error, {one.label} over {other.label}:"))
-    joined = join(verdicts)
-    return joined.noted(f"; alike means within a factor {ALIKE}")
+    """Return whether both judged errors of some rows are within a factor `ALIKE` of another's."""
+    parts = [
+        judge(
+            compare(results, [one], [other], f"{name}_error"),
+            1 / ALIKE,
+            ALIKE,
+            f"{name} error, {one.label} over {other.label}:",
+        )
+        for one in ones
+        for name in ("style", "content")
+    ]
+    return join(parts).noted(f"; alike means within a factor {ALIKE}")
 
 
 def spread(metrics: Mapping[str, float], name: str) -> Estimate:
@@ -130,20 +133,12 @@ def spread(metrics: Mapping[str, float], name: str) -> Estimate:
     return Estimate(value, low, high, form=RATIO)
 
 
-def measured(results: Results, size: int) -> Mapping[str, float]:
-    """Return what was measured at a size; nothing where it was not."""
-    found = results.select(SPEEDS[size])
-    return found[0].metrics if found else {}
-
-
 def at_every_size(results: Results, name: str, least: float, sizes: Sequence[int] = tuple(SPEEDS)) -> Verdict:
-    """Say whether a measured ratio is at least so large at each of some sizes."""
-    verdicts = []
-    for size in sizes:
-        metrics = measured(results, size)
-        found = spread(metrics, name) if metrics else untested(f"{size} pixels not run")
-        verdicts.append(check(found, least, np.inf, f"{name.replace('_', ' ')} at {size} pixels"))
-    return join(verdicts)
+    """Return whether a measured ratio is at least so large at each of some sizes."""
+    metrics = {size: results.measured(SPEEDS[size]) for size in sizes}
+    found = {size: spread(each, name) if each else untested(f"{size} pixels not run") for size, each in metrics.items()}
+    words = name.replace("_", " ")
+    return join([judge(each, least, np.inf, f"{words} at {size} pixels") for size, each in found.items()])
 
 
 def on_a_gpu(results: Results, verdict: Verdict) -> Verdict:
@@ -153,45 +148,35 @@ def on_a_gpu(results: Results, verdict: Verdict) -> Verdict:
 
 
 def much_faster(results: Results) -> Verdict:
-    """Say whether version 2 is at least a hundred times as fast as version 1, with either backbone, at every size."""
+    """Return whether version 2 is a hundred times as fast as version 1, or more, with either backbone, at each size."""
     parts = [at_every_size(results, f"speedup_{backbone}", HUNDREDS) for backbone in ("alexnet", "vgg")]
     return on_a_gpu(results, join(parts))
 
 
 def several_times(results: Results) -> Verdict:
-    """Say whether AlexNet is several times as fast as VGG-19 at 512 pixels."""
+    """Return whether AlexNet is several times as fast as VGG-19 at 512 pixels."""
     return on_a_gpu(results, at_every_size(results, "vgg_over_alexnet", SEVERAL, (512,)))
 
 
 def grows(results: Results) -> Verdict:
-    """Say whether the speed-up at 1,024 pixels is larger than at 256, with either backbone."""
-    small, large = (measured(results, size) for size in (256, 1024))
-    if not small or not large:
+    """Return whether the speed-up at 1,024 pixels is larger than at 256, with either backbone."""
+    small, large = (results.measured(SPEEDS[size]) for size in (256, 1024))
+    if small is None or large is None:
         return untested("rows are missing")
     verdicts = []
     for name in ("alexnet", "vgg"):
         over, under = (spread(metrics, f"speedup_{name}") for metrics in (large, small))
         ratio = Estimate(over.value / under.value, over.low / under.high, over.high / under.low, form=RATIO)
-        verdicts.append(check(ratio, 1.0, np.inf, f"speedup {name}, 1,024 over 256 pixels:"))
+        verdicts.append(judge(ratio, 1.0, np.inf, f"speedup {name}, 1,024 over 256 pixels:"))
     return join(verdicts)
 
 
 def seconds_of_4k(results: Results) -> Verdict:
-    """Say whether version 2 stylises a 4K picture on a GPU within 3 seconds."""
-    found = results.select(UHD)
-    if not found:
+    """Return whether version 2 stylises a 4K picture on a GPU within 3 seconds."""
+    metrics = results.measured(UHD)
+    if metrics is None:
         return untested("not run")
-    seconds = spread(found[0].metrics, "network_seconds")
-    verdict = seconds.verdict(0.0, SECONDS)
-    return on_a_gpu(results, verdict.noted(" s"))
-
-
-TABLE1 = [
-    claim("Version 2 is hundreds of times as fast as version 1, at every size.", much_faster),
-    claim("The speed-up is larger at higher resolutions.", grows),
-    claim("At 512 pixels AlexNet is several times as fast as VGG-19 (the paper: around 5).", several_times),
-    claim("A 4K picture takes 2 to 3 seconds, or less, on a GPU.", seconds_of_4k),
-]
+    return on_a_gpu(results, spread(metrics, "network_seconds").verdict(0.0, SECONDS).noted(" s"))
 
 
 def untrained(results: Results) -> Verdict | None:
@@ -213,11 +198,11 @@ def untrained(results: Results) -> Verdict | None:
 
 
 def more_style(results: Results) -> Verdict:
-    """Say whether version 1's judged style error is lower than version 2's, and how long version 2 was trained."""
+    """Return whether version 1's judged style error is lower than version 2's, and how long version 2 was trained."""
     if refused := untrained(results):
         return refused
     found = compare(results, STYLISED1, STYLISED2, "style_error")
-    verdict = check(found, 0.0, 1.0, "style error, version 1 over version 2:")
+    verdict = judge(found, 0.0, 1.0, "style error, version 1 over version 2:")
     configs = [replicate.config for row in STYLISED2 for replicate in results.select(row)]
     trained = [
         f"; version 2 after {c.epochs * c.steps:,} batches (COCO 2017 once: 29,500)"
@@ -225,10 +210,7 @@ def more_style(results: Results) -> Verdict:
         else "; version 2 by the zoo's network"
         for c in configs[:1]
     ]
-    return Verdict(verdict.status, verdict.because + "".join(trained))
-
-
-FIGURE1 = [claim("Version 1 preserves more of the style than version 2.", more_style)]
+    return verdict.noted("".join(trained))
 
 
 def fall(replicate: Replicate) -> float:
@@ -237,49 +219,36 @@ def fall(replicate: Replicate) -> float:
 
 
 def falls_alike(results: Results, one: Row, other: Row) -> Verdict:
-    """Say whether the losses of two rows fall by a similar factor."""
+    """Return whether the losses of two rows fall by a similar factor."""
     about = f"loss left, {one.label} over {other.label}:"
-    verdict = check(compare(results, [one], [other], fall), 1 / TREND, TREND, about)
+    verdict = judge(compare(results, [one], [other], fall), 1 / TREND, TREND, about)
     return verdict.noted(f"; similar means within a factor {TREND:g}")
 
 
-def of_trained_backbones(check: Callable[[Results], Verdict]) -> Callable[[Results], Verdict]:
-    """Return a check that tests nothing where a backbone is not trained: the claim is about trained ones.
+def of_trained_backbones(results: Results, check: Callable[..., Verdict], *rest: object) -> Verdict:
+    """Return the verdict of `check(results, *rest)`, not tested where a backbone is not trained.
 
     The small AlexNet learnt from another architecture; on unseen pictures its third layer explains next to nothing of
     its teacher's.
     """
-
-    def checked(results: Results) -> Verdict:
-        methods = [each.config.method for row in (VGG19, ALEXNET) for each in results.select(row)]
-        backbones = [method.backbone for method in methods if isinstance(method, OptimiseImage)]
-        if any(backbone.weights == "random" for backbone in backbones):
-            return untested("about trained backbones, and these are random")
-        verdict = check(results)
-        if any(isinstance(backbone, Alexnet) and backbone.weights == "small" for backbone in backbones):
-            return untested(f"the small AlexNet's third layer is hardly a trained one's; with it, {verdict.because}")
-        return verdict
-
-    return checked
-
-
-FIGURE2 = [
-    claim(
-        "Both backbones have a similar loss trend.",
-        of_trained_backbones(partial(falls_alike, one=ALEXNET, other=VGG19)),
-    )
-]
-FIGURE3 = [claim("Both backbones end alike.", of_trained_backbones(partial(alike, ones=[ALEXNET], other=VGG19)))]
+    methods = [each.config.method for row in (VGG19, ALEXNET) for each in results.select(row)]
+    backbones = [method.backbone for method in methods if isinstance(method, OptimiseImage)]
+    if any(backbone.weights == "random" for backbone in backbones):
+        return untested("about trained backbones, and these are random")
+    verdict = check(results, *rest)
+    if any(isinstance(backbone, Alexnet) and backbone.weights == "small" for backbone in backbones):
+        return untested(f"the small AlexNet's third layer is hardly a trained one's; with it, {verdict.because}")
+    return verdict
 
 
 def seconds(results: Results, name: str) -> Estimate | None:
     """Return the median seconds of one evaluation with a loss function, with its 95 % interval."""
-    found = results.select(TIMES)
-    return spread(found[0].metrics, f"{CRITERIA[name]}_seconds") if found else None
+    metrics = results.measured(TIMES)
+    return None if metrics is None else spread(metrics, f"{CRITERIA[name]}_seconds")
 
 
 def quicker(results: Results, quick: Sequence[str], slow: Sequence[str]) -> Verdict:
-    """Say whether each of some losses takes fewer seconds than each of others, beyond the intervals of the medians."""
+    """Return whether some losses each take fewer seconds than each of others, beyond the medians' intervals."""
     times = {name: seconds(results, name) for name in (*quick, *slow)}
     there = {name: time for name, time in times.items() if time}
     if len(there) < len(times):
@@ -297,7 +266,7 @@ def first_loss(replicate: Replicate) -> float:
 
 
 def same_function(results: Results) -> Verdict:
-    """Say whether Huber and smooth L1 give equal first losses and alike ends, and times that overlap."""
+    """Return whether Huber and smooth L1 give equal first losses and alike ends, and times that overlap."""
     times = [seconds(results, name) for name in ("Huber", "smooth L1")]
     losses = [by_photograph(results, [LOSSES[name]], first_loss) for name in ("Huber", "smooth L1")]
     if None in times or not losses[0] or losses[0].keys() != losses[1].keys():
@@ -309,52 +278,9 @@ def same_function(results: Results) -> Verdict:
     return decided(gap < EQUAL and overlap, because)
 
 
-FIGURE4 = [
-    claim("Huber and MSE take less time than L1 and smooth L1.", quicker, ("Huber", "MSE"), ("L1", "smooth L1")),
-    claim("The four losses end alike.", alike, [LOSSES[name] for name in ("L1", "smooth L1", "Huber")], LOSSES["MSE"]),
-    claim(
-        "Huber with delta 1 and smooth L1 are one function: their losses are equal, their times differ by noise.",
-        same_function,
-        ours=True,
-    ),
-]
-
-
-def order(*triples: tuple[str, str, str]) -> Callable[[Results], Verdict]:
-    """Return the check that metrics of optimizers are in an order: (lower, higher, metric)."""
-    rows = [(OPTIMIZED[one], OPTIMIZED[other], metric) for one, other, metric in triples]
-    return lambda results: lower(results, *rows)
-
-
-FIGURE5 = [
-    claim(
-        "L-BFGS ends with the lowest loss, SGD with an extremely high one.",
-        order(("L-BFGS", "Adam", "final_loss"), ("Adam", "SGD", "final_loss")),
-    ),
-    claim(
-        "SGD ends lower where its gradients are normalised.",
-        order(("SGD, normalised gradient", "SGD", "final_loss")),
-        ours=True,
-    ),
-]
-FIGURE6 = [
-    claim(
-        "Adam keeps more of the content than L-BFGS, and takes less of the style.",
-        order(("Adam", "L-BFGS", "content_error"), ("L-BFGS", "Adam", "style_error")),
-    ),
-    claim(
-        "SGD gives no picture with clear content.",
-        order(("L-BFGS", "SGD", "content_error"), ("Adam", "SGD", "content_error")),
-    ),
-]
-STARTS = [
-    claim(
-        "Begun with the photograph, a picture keeps more of it than begun with noise.",
-        lower,
-        (STARTED["the photograph"], STARTED["noise"], "content_error"),
-        ours=True,
-    ),
-]
+def order(*triples: tuple[str, str, str]) -> list[tuple[Row, Row, str]]:
+    """Return (row, row, metric) of optimizers' names: the metric is said to be lower of the first (`lower`)."""
+    return [(OPTIMIZED[one], OPTIMIZED[other], metric) for one, other, metric in triples]
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -379,16 +305,59 @@ def keeps_size(results: Results) -> Verdict:
     return decided(all(one == other for one, other in pairs), because)
 
 
-FIGURE8 = [claim("The result has the size of the photograph.", keeps_size)]
-
 CLAIMS = {
-    "table1": TABLE1,
-    "figure1": FIGURE1,
-    "figure2": FIGURE2,
-    "figure3": FIGURE3,
-    "figure4": FIGURE4,
-    "figure5": FIGURE5,
-    "figure6": FIGURE6,
-    "figure8": FIGURE8,
-    "starts": STARTS,
+    "table1": [
+        claim("Version 2 is hundreds of times as fast as version 1, at every size.", much_faster),
+        claim("The speed-up is larger at higher resolutions.", grows),
+        claim("At 512 pixels AlexNet is several times as fast as VGG-19 (the paper: around 5).", several_times),
+        claim("A 4K picture takes 2 to 3 seconds, or less, on a GPU.", seconds_of_4k),
+    ],
+    "figure1": [claim("Version 1 preserves more of the style than version 2.", more_style)],
+    "figure2": [claim("Both backbones have a similar loss trend.", of_trained_backbones, falls_alike, ALEXNET, VGG19)],
+    "figure3": [claim("Both backbones end alike.", of_trained_backbones, alike, [ALEXNET], VGG19)],
+    "figure4": [
+        claim("Huber and MSE take less time than L1 and smooth L1.", quicker, ("Huber", "MSE"), ("L1", "smooth L1")),
+        claim(
+            "The four losses end alike.", alike, [LOSSES[name] for name in ("L1", "smooth L1", "Huber")], LOSSES["MSE"]
+        ),
+        claim(
+            "Huber with delta 1 and smooth L1 are one function: their losses are equal, their times differ by noise.",
+            same_function,
+            ours=True,
+        ),
+    ],
+    "figure5": [
+        claim(
+            "L-BFGS ends with the lowest loss, SGD with an extremely high one.",
+            lower,
+            *order(("L-BFGS", "Adam", "final_loss"), ("Adam", "SGD", "final_loss")),
+        ),
+        claim(
+            "SGD ends lower where its gradients are normalised.",
+            lower,
+            *order(("SGD, normalised gradient", "SGD", "final_loss")),
+            ours=True,
+        ),
+    ],
+    "figure6": [
+        claim(
+            "Adam keeps more of the content than L-BFGS, and takes less of the style.",
+            lower,
+            *order(("Adam", "L-BFGS", "content_error"), ("L-BFGS", "Adam", "style_error")),
+        ),
+        claim(
+            "SGD gives no picture with clear content.",
+            lower,
+            *order(("L-BFGS", "SGD", "content_error"), ("Adam", "SGD", "content_error")),
+        ),
+    ],
+    "figure8": [claim("The result has the size of the photograph.", keeps_size)],
+    "starts": [
+        claim(
+            "Begun with the photograph, a picture keeps more of it than begun with noise.",
+            lower,
+            (STARTED["the photograph"], STARTED["noise"], "content_error"),
+            ours=True,
+        ),
+    ],
 }

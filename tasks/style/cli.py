@@ -10,12 +10,12 @@ from typing import Annotated, Literal, cast
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retable.platform.console import Device, Epoch, Licence, Run, Where, console, errors, print_lines
+from retable.platform.console import Device, Epoch, Licence, Run, Where, console, errors, items, print_lines, whole
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
 from retable.tasks.style.data_cli import DATA
 from retable.tasks.style.tools.pictures.judge_cli import judge
-from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result, items, spread
+from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result, spread
 from retable.tasks.style.tools.video.video_cli import video
 
 __all__ = ["DATA", "app"]
@@ -135,7 +135,7 @@ def compare(
     images.check_suffix(out)
     with disk_errors(str(out)):
         out.parent.mkdir(parents=True, exist_ok=True)
-    wanted = items("--epochs", epochs, int)
+    wanted = items("--epochs", epochs, whole)
     options = Options(size=size, precision=precision, device=device)
     images.write(out, batches.compare(run, photograph, wanted, options, Storage.open(storage)))
     console.print(str(out), markup=False)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,15 +13,16 @@ from retable.platform.console import (
     Mirror,
     Where,
     Yes,
-    consent,
     console,
     print_lines,
-    progress_bar,
     show_checked,
 )
 from retable.platform.errors import UserError
 from retable.platform.spec.task import data_sets
 from retable.platform.store.storage import Storage
+
+if TYPE_CHECKING:
+    from retable.platform.store.download import Published
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The datasets that `fetch` knows."""
@@ -43,18 +43,17 @@ def fetch(
     from retable.tasks.style.files.prepare import describe, index_folder
     from retable.tasks.style.files.prepare import folder as data_folder
 
-    published = download.read_published(SOURCES)
-    if not name:
-        print_lines(published.values())
-        return
-    place = data_folder(Storage.open(storage), name)
-    if not place.is_local:
-        raise UserError(f"{place}: fetch to a local --storage, then copy it")
-    until = download.deadline(limit)
-    wanted, agree = download.choose(published, name), partial(consent, yes=yes)
-    download.fetch(wanted, Path(place.root), agree, progress_bar, mirror=mirror, until=until)
-    console.print(f"{place}: {describe(index_folder(place, name))}", markup=False)
-    console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
+    def folder(wanted: Published) -> Path:
+        place = data_folder(Storage.open(storage), wanted.name)
+        if not place.is_local:
+            raise UserError(f"{place}: fetch to a local --storage, then copy it")
+        return Path(place.root)
+
+    published, names = download.read_published(SOURCES), [name] if name else []
+    for _ in download.fetch_by_name(published, names, folder, yes=yes, mirror=mirror, limit=limit):
+        place = data_folder(Storage.open(storage), name)
+        console.print(f"{place}: {describe(index_folder(place, name))}", markup=False)
+        console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 
 
 def make(

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from retable.platform.spec.table import Figure, Table, with_claims
-from retable.platform.spec.task import Description, KeyNumber, Scale, lazy_task
+from retable.platform.spec.task import Description, KeyNumber, lazy_task
 
 if TYPE_CHECKING:
     from retable.tasks.weather.task import TASK as TASK
-
-
-def _tables() -> Mapping[str, Table | Figure]:
-    """Return the paper's tables and figures with their claims: imported when asked for, as a training needs none."""
-    from retable.tasks.weather.claims import CLAIMS
-    from retable.tasks.weather.tables import TABLES
-
-    return with_claims(TABLES, CLAIMS)
-
-
-def _scales() -> Mapping[str, Scale]:
-    """Return the sizes at which the tables are run."""
-    from retable.tasks.weather.scales import SCALES
-
-    return SCALES
-
 
 DESCRIPTION = Description(
     name="weather",
@@ -36,8 +18,6 @@ DESCRIPTION = Description(
     key_number=KeyNumber(
         "table1", "BASELINE bce, improved, train all. Epoch 15", "Total", "IoU of the improved 3D U-Net's rain"
     ),
-    tables=_tables,
-    scales=_scales,
 )
 
 __getattr__ = lazy_task(__name__)

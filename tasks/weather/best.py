@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from retable.platform.api import TrainedRun
 from retable.platform.models.select import Choice, choose
@@ -25,9 +24,4 @@ def best(runs: Sequence[TrainedRun], threshold: float = 0.5) -> dict[str, Choice
     def score(run: TrainedRun) -> float:
         return run.score({"split": "validation", "threshold": threshold})["iou"]
 
-    return {NAME: choose(NAME, runs, score, f"validation IoU at {threshold:g}", is_real)}
-
-
-def is_real(info: Mapping[str, Any]) -> bool:
-    """Say whether a data set was measured: both rain and the images, which are simulated for imported rain."""
-    return info.get("source") != "generated" and not info.get("simulated_satellite")
+    return {NAME: choose(NAME, runs, score, f"validation IoU at {threshold:g}")}

@@ -7,16 +7,17 @@ interval over training seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from retable.platform.spec.claims import Estimate, Verdict, join, judge, too_few, untested
-from retable.platform.spec.table import AnyRow, Claim, Replicate, Results
+from retable.platform.spec.claims import Estimate, Verdict, join, judge, paired, untested
+from retable.platform.spec.table import AnyRow, Claim, Replicate, Results, claim
 from retable.platform.text import plural
 from retable.tasks.weather.metrics import (
+    Counts,
     isotonic,
     paired_brier,
     paired_difference,
@@ -77,17 +78,22 @@ def counts_of(replicate: Replicate, year: int | None) -> dict[str, Any]:
     return {shard: table for shard, table in counts.items() if year in (None, int(shard.split("/")[1]))}
 
 
+def iou_gap(better: Sequence[Counts], worse: Sequence[Counts]) -> Estimate | Verdict:
+    """Return by how much the IoU of one row exceeds another's, of `counts_of` for each training seed."""
+    if not all(better) or not all(worse):
+        return untested("no sequences of that year")
+    return replace(paired_difference(better, worse), about=about("IoU", better), form="+.3f")
+
+
+def about(score: str, seeds: Sequence[Counts]) -> str:
+    """Return what a comparison rests on: the score, training seeds and sequences."""
+    sequences = plural(sum(len(table) for table in seeds[0].values()), "sequence")
+    return f"{score}, {plural(len(seeds), 'seed')}, {sequences}"
+
+
 def compare(results: Results, better: AnyRow, worse: AnyRow, year: int | None = None) -> Estimate | Verdict:
     """Return by how much the IoU of one row exceeds another's, seed by seed; a verdict where that cannot be done."""
-    pairs = results.lines(better, worse)
-    if refused := too_few(len(pairs)):
-        return refused
-    sides = [[counts_of(pair[side], year) for pair in pairs] for side in (0, 1)]
-    if not all(sides[0]) or not all(sides[1]):
-        return untested("no sequences of that year")
-    sequences = sum(len(table) for table in sides[0][0].values())
-    about = f"IoU, {plural(len(pairs), 'seed')}, {plural(sequences, 'sequence')}"
-    return replace(paired_difference(sides[0], sides[1]), about=about, form="+.3f")
+    return paired(results, (better, worse), partial(counts_of, year=year), iou_gap)
 
 
 def squared_errors_of(replicate: Replicate) -> dict[str, Any]:
@@ -100,15 +106,14 @@ def squared_errors_of(replicate: Replicate) -> dict[str, Any]:
     return squared_errors(own, isotonic(list(validated(summaries).values())))
 
 
+def brier_gap(better: Sequence[Counts], worse: Sequence[Counts]) -> Estimate:
+    """Return by how much the Brier score of one row exceeds another's, of `squared_errors_of` for each seed."""
+    return replace(paired_brier(better, worse), about=about("Brier score", better), form="+.4f")
+
+
 def lowers_brier(results: Results, better: AnyRow, worse: AnyRow) -> Verdict:
-    """Say whether one row's Brier score is lower than another's, which is better."""
-    pairs = results.lines(better, worse)
-    if refused := too_few(len(pairs)):
-        return refused
-    calibrated, plain = ([squared_errors_of(pair[side]) for pair in pairs] for side in (0, 1))
-    sequences = sum(len(table) for table in calibrated[0].values())
-    about = f"Brier score, {plural(len(pairs), 'seed')}, {plural(sequences, 'sequence')}"
-    return replace(paired_brier(calibrated, plain), about=about, form="+.4f").verdict(-math.inf, 0.0)
+    """Return whether one row's Brier score is lower than another's, which is better."""
+    return judge(paired(results, (better, worse), squared_errors_of, brier_gap), -math.inf, 0.0)
 
 
 def unlearnt(results: Results, rows: Sequence[AnyRow]) -> Verdict | None:
@@ -133,52 +138,29 @@ def unlearnt(results: Results, rows: Sequence[AnyRow]) -> Verdict | None:
     return None
 
 
-def beats(results: Results, better: AnyRow, worse: AnyRow, year: int | None = None) -> Verdict:
-    """Say whether one row's IoU is higher than another's."""
-    return judge(compare(results, better, worse, year))
-
-
-def equals(results: Results, one: AnyRow, other: AnyRow) -> Verdict:
-    """Say whether two rows' IoU scores are within `EQUAL` of each other."""
-    verdict = judge(compare(results, one, other), -EQUAL, EQUAL)
-    return verdict.noted(f"; equal means within {EQUAL}")
-
-
-def beats_all(results: Results, better: AnyRow, *others: AnyRow) -> Verdict:
-    """Return whether a row beats each of some others."""
-    return join({f"against {worse.label}": beats(results, better, worse) for worse in others})
+def beats(results: Results, better: AnyRow, *others: AnyRow) -> Verdict:
+    """Return whether a row's IoU is higher than that of each of some others."""
+    return join({f"against {worse.label}": judge(compare(results, better, worse)) for worse in others})
 
 
 def beats_members(results: Results, vote: AnyRow, *members: AnyRow) -> Verdict:
     """Return whether a vote beats each of its members that was run."""
-    return beats_all(results, vote, *(row for row in members if row in results))
+    return beats(results, vote, *(row for row in members if row in results))
+
+
+def equals(results: Results, one: AnyRow, other: AnyRow) -> Verdict:
+    """Return whether two rows' IoU scores are within `EQUAL` of each other."""
+    return judge(compare(results, one, other), -EQUAL, EQUAL).noted(f"; equal means within {EQUAL}")
 
 
 def better_by_year(results: Results, *rows: AnyRow) -> Verdict:
     """Return whether the first row beats the second in 2019, and the second the first in 2020."""
-    return join({str(2019 + year): beats(results, rows[year], rows[1 - year], 2019 + year) for year in (0, 1)})
+    years = {2019 + first: compare(results, rows[first], rows[1 - first], 2019 + first) for first in (0, 1)}
+    return join({str(year): judge(gap) for year, gap in years.items()})
 
 
-def learnt(results: Results, check: Callable[..., Verdict], rows: Sequence[AnyRow]) -> Verdict:
-    """Return the verdict of `check(results, *rows)`, if each of the rows has learnt something."""
-    return unlearnt(results, rows) or check(results, *rows)
-
-
-def tested(text: str, check: Callable[..., Verdict], *rows: AnyRow, ours: bool = False) -> Claim:
-    """Return the claim that `check(results, *rows)` tests once each of the rows has learnt something."""
-    return Claim(text=text, check=partial(learnt, check=check, rows=rows), ours=ours)
-
-
-def paper(text: str, better: AnyRow, *others: AnyRow) -> Claim:
-    """Return the paper's claim that a row beats others."""
-    return tested(text, beats_all, better, *others)
-
-
-def ours(text: str, better: AnyRow, *others: AnyRow) -> Claim:
-    """Return our claim that a row beats others."""
-    return tested(text, beats_all, better, *others, ours=True)
-
-
+paper, ours = (partial(claim, gate=unlearnt, ours=own) for own in (False, True))
+"""Claims on rows, each of which has to have learnt something."""
 GATES = (CLIMATOLOGY.label, ALL_RAIN.label)
 """Labels of the rows that a trained row's mean IoU has to exceed, in every table that has claims."""
 REFERENCES = (*GATES, ALL_DRY.label)
@@ -188,44 +170,49 @@ LADDER = (ALL_DRY, CLIMATOLOGY, PERSISTENCE, CONTEXT_TUNED)
 
 CLAIMS: Mapping[str, Sequence[Claim]] = {
     "table1": [
-        paper("BASELINE: binary cross-entropy beats optimising IoU.", BASELINE, BASELINE_IOU),
-        paper("SWIN-UNETR: binary cross-entropy beats IoU and Dice + focal.", SWIN_BCE, SWIN_IOU, SWIN_DICE),
-        paper("Adding the validation set to training helps.", BASELINE_ALL, BASELINE),
-        paper("The improvements of section 2.2 beat the official baseline.", BASELINE_IMPROVED, OFFICIAL_ROW),
-        paper("SWIN-UNETR beats ViViT.", SWIN_BCE, VIVIT_BASE),
-        paper("SWIN-UNETR beats the official baseline.", SWIN_BCE, OFFICIAL_ROW),
-        tested("16-bit training gives the same score.", equals, SWIN_16BIT, SWIN_BCE),
-        paper("Thresholds below and above 0.5 lose.", SWIN_BCE, SWIN_LOW, SWIN_HIGH),
-        paper("`repeat_interleave` beats `channel_conv` and `upsample`.", SWIN_BCE, SWIN_CHANNELS, SWIN_UPSAMPLE),
-        tested(
+        paper("BASELINE: binary cross-entropy beats optimising IoU.", beats, BASELINE, BASELINE_IOU),
+        paper("SWIN-UNETR: binary cross-entropy beats IoU and Dice + focal.", beats, SWIN_BCE, SWIN_IOU, SWIN_DICE),
+        paper("Adding the validation set to training helps.", beats, BASELINE_ALL, BASELINE),
+        paper("The improvements of section 2.2 beat the official baseline.", beats, BASELINE_IMPROVED, OFFICIAL_ROW),
+        paper("SWIN-UNETR beats ViViT.", beats, SWIN_BCE, VIVIT_BASE),
+        paper("SWIN-UNETR beats the official baseline.", beats, SWIN_BCE, OFFICIAL_ROW),
+        paper("16-bit training gives the same score.", equals, SWIN_16BIT, SWIN_BCE),
+        paper("Thresholds below and above 0.5 lose.", beats, SWIN_BCE, SWIN_LOW, SWIN_HIGH),
+        paper(
+            "`repeat_interleave` beats `channel_conv` and `upsample`.", beats, SWIN_BCE, SWIN_CHANNELS, SWIN_UPSAMPLE
+        ),
+        paper(
             "The improved baseline is better in 2019, SWIN-UNETR in 2020.", better_by_year, BASELINE_IMPROVED, SWIN_BCE
         ),
         *(
-            ours(f"{better.label.capitalize()} beats {worse.label}.", better, worse)
+            ours(f"{better.label.capitalize()} beats {worse.label}.", beats, better, worse)
             for worse, better in pairwise(LADDER)
         ),
-        ours("Moving the retrieval with the clouds beats leaving it in place.", MOVED, PERSISTENCE),
-        ours("The context network beats the retrieval moved by optical flow.", CONTEXT_TUNED, MOVED),
-        ours("The context network beats the retrieval moved by pysteps.", CONTEXT_TUNED, MOVED_BY_PYSTEPS),
-        ours("The context network beats rain everywhere and always.", CONTEXT_TUNED, ALL_RAIN),
-        ours("The context network beats the same network without the crop.", CONTEXT_TUNED, CONTEXT_UNCROPPED),
-        ours("A threshold for each region, year and lead time beats one for all.", CONTEXT_BY_LEAD, CONTEXT_TUNED),
-        tested(
+        ours("Moving the retrieval with the clouds beats leaving it in place.", beats, MOVED, PERSISTENCE),
+        ours("The context network beats the retrieval moved by optical flow.", beats, CONTEXT_TUNED, MOVED),
+        ours("The context network beats the retrieval moved by pysteps.", beats, CONTEXT_TUNED, MOVED_BY_PYSTEPS),
+        ours("The context network beats rain everywhere and always.", beats, CONTEXT_TUNED, ALL_RAIN),
+        ours("The context network beats the same network without the crop.", beats, CONTEXT_TUNED, CONTEXT_UNCROPPED),
+        ours(
+            "A threshold for each region, year and lead time beats one for all.", beats, CONTEXT_BY_LEAD, CONTEXT_TUNED
+        ),
+        ours(
             "Isotonic calibration lowers the Brier score of the context network.",
             lowers_brier,
             CONTEXT_CALIBRATED,
             CONTEXT_TUNED,
-            ours=True,
         ),
-        ours("The official baseline gains from the crop and the mask put right.", BASELINE_RIGHT, OFFICIAL_ROW),
-        tested("The difference mask changes nothing.", equals, BASELINE_MASKED, BASELINE, ours=True),
+        ours("The official baseline gains from the crop and the mask put right.", beats, BASELINE_RIGHT, OFFICIAL_ROW),
+        ours("The difference mask changes nothing.", equals, BASELINE_MASKED, BASELINE),
     ],
     "table2": [
-        tested("The majority vote beats each of its members.", beats_members, VOTE, *VOTERS),
-        paper("The improved baseline beats the official one.", IMPROVED_HELDOUT, OFFICIAL_HELDOUT),
-        paper("SWIN-UNETR beats the official baseline.", SWIN_HELDOUT, OFFICIAL_HELDOUT),
-        tested("Our majority vote beats each of its members.", beats_members, OUR_VOTE, *OUR_VOTERS, ours=True),
-        ours("Mean probability with a tuned threshold beats the majority vote.", OUR_MEAN, OUR_VOTE),
+        paper("The majority vote beats each of its members.", beats_members, VOTE, *VOTERS),
+        paper("The improved baseline beats the official one.", beats, IMPROVED_HELDOUT, OFFICIAL_HELDOUT),
+        paper("SWIN-UNETR beats the official baseline.", beats, SWIN_HELDOUT, OFFICIAL_HELDOUT),
+        ours("Our majority vote beats each of its members.", beats_members, OUR_VOTE, *OUR_VOTERS),
+        ours("Mean probability with a tuned threshold beats the majority vote.", beats, OUR_MEAN, OUR_VOTE),
     ],
-    "shuffling": [ours("Windows one by one train a better forecaster than windows in runs.", ONE_BY_ONE, IN_RUNS)],
+    "shuffling": [
+        ours("Windows one by one train a better forecaster than windows in runs.", beats, ONE_BY_ONE, IN_RUNS)
+    ],
 }

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from retable.platform.config import parse_set, set_line
-from retable.platform.console import Licence, Where, console, print_lines, progress_bar, show_defects
+from retable.platform.console import Licence, Where, console, items, print_lines, progress_bar, show_defects, whole
 from retable.platform.errors import UserError
 from retable.platform.spec.task import data_sets
 from retable.platform.store.storage import Storage
@@ -48,13 +48,10 @@ def fetch(
 
     Examples: `retable data fetch weather` · `retable data fetch weather w4c22`
     """
-    from retable.platform.store.download import choose, read_published
+    from retable.platform.store import download
 
-    published = read_published(Path(__file__).with_name("sources.json"))
-    if not name:
-        print_lines(published.values())
-        return
-    choose(published, name)
+    published = download.read_published(Path(__file__).with_name("sources.json"))
+    list(download.fetch_by_name(published, [name] if name else [], lambda wanted: Path()))  # all are fetched by hand
 
 
 def make(
@@ -262,20 +259,13 @@ def submit(
     print_lines(submission.check(out, wanted or submission.CORE))
 
 
-def names(words: str) -> tuple[str, ...]:
-    """Return the names in a list with commas."""
-    return tuple(word.strip() for word in words.split(",") if word.strip())
-
-
-def numbers(words: str) -> tuple[int, ...]:
-    """Return the years in a list with commas.
+def places(regions: str, years: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the regions and the years in two lists with commas.
 
     Raises:
-        UserError: where one is no number.
+        UserError: where a year is no number.
     """
-    if wrong := [word for word in names(words) if not word.isdecimal()]:
-        raise UserError(f"--years {words}: {wrong[0]!r} is no year; write 2019,2021")
-    return tuple(map(int, names(words)))
+    return tuple(items("--regions", regions, str)), tuple(items("--years", years, whole, "year", "2019,2021"))
 
 
 @app.command()
@@ -302,7 +292,7 @@ def score(
     from retable.tasks.weather.tools.forecasts.exchange import opened
     from retable.tasks.weather.tools.forecasts.exchange import score as measured
 
-    what = opened(run, storage, split, epoch, chosen(threshold), names(regions), numbers(years), data, motion)
+    what = opened(run, storage, split, epoch, chosen(threshold), *places(regions, years), data, motion)
     found = measured(what)
     for line in (f"data  {describe(what.source.info)}", caution(what.source.info)):
         console.print(line, markup=False, soft_wrap=True, end="\n" if line else "")
@@ -341,8 +331,8 @@ def verify(
     from retable.tasks.weather.tools.forecasts.exchange import opened
     from retable.tasks.weather.tools.forecasts.verify import verify as written
 
-    places = names(regions), numbers(years), data
-    found = [opened(run, storage, split, epoch, chosen(threshold), *places, motion) for run in runs]
+    where = *places(regions, years), data
+    found = [opened(run, storage, split, epoch, chosen(threshold), *where, motion) for run in runs]
     with progress_bar("forecasting") as show:
         page = written(found, out, show)
     console.print(f"{page}: open it in a browser", markup=False)
@@ -366,7 +356,7 @@ def netcdf(
     """
     from retable.tasks.weather.tools.forecasts.exchange import opened, write_netcdf
 
-    what = opened(run, storage, split, epoch, 0.5, names(regions), numbers(years), data, motion)
+    what = opened(run, storage, split, epoch, 0.5, *places(regions, years), data, motion)
     for path in write_netcdf(what, out):
         console.print(str(path))
 

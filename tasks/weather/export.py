@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as read
 from torch import Tensor
 
 from retable.platform.api import TrainedRun
@@ -93,17 +91,14 @@ def read_export(data: bytes, name: str) -> Exported:
     Raises:
         UserError: where it is no such file, is damaged, or its weights are not those of its config.
     """
-    export.check_size(data, name)
-    metadata = weights.metadata(data) or {}
-    if metadata.get("format") != FORMAT:
-        raise UserError(f"{name}: no forecaster of this task, or not the whole file; {REMEDY}")
+    metadata, tensors = export.opened(data, name, "forecaster", REMEDY, FORMAT)
     said = export.read_json(metadata, "provenance", name, REMEDY)
     try:
         config = override(Config(), export.read_json(metadata, "config", name, REMEDY))
-        size, tensors = int(json.loads(metadata["size"])), read(data)
+        size = int(json.loads(metadata["size"]))
         _check(config, size, tensors)
         return Exported(said, config, size, load(config, tensors, size, str(said.get("motion", "none"))))
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, UserError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, UserError) as error:
         line = str(error).strip().splitlines()[0].removeprefix(f"{name}: ")
         raise UserError(f"{name}: a damaged forecaster ({line}); {REMEDY}") from error
 

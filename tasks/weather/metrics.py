@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from retable.platform.spec.arrays import Array
-from retable.platform.spec.claims import Estimate, joint_of
+from retable.platform.spec.claims import Estimate, bootstrap_of
 from retable.platform.train.seeds import generator
 from retable.tasks.weather.config import STEPS, View
 from retable.tasks.weather.w4c.preprocess import MASKED
@@ -392,7 +392,7 @@ def paired_difference(
     for whole, resampled in drawn_anew(as_list(a), as_list(b), draws, seed):
         difference.append(np.subtract(*np.moveaxis(iou(whole), -1, 0)))
         drawn.append(np.subtract(*np.moveaxis(iou(resampled), -1, 0)))
-    return interval(np.mean(difference, axis=0), np.mean(drawn, axis=0))
+    return bootstrap_of(np.mean(difference, axis=0), np.mean(drawn, axis=0).mean(axis=1))
 
 
 def drawn_anew(a: Sequence[Counts], b: Sequence[Counts], draws: int, seed: int) -> Iterator[tuple[Array, Array]]:
@@ -420,14 +420,12 @@ def drawn_anew(a: Sequence[Counts], b: Sequence[Counts], draws: int, seed: int) 
 
 
 def times_drawn(random: np.random.Generator, sequences: int, draws: int) -> Array:
-    """Return how often each sequence is drawn, with replacement, as many as there are: float64 (draws, sequences)."""
+    """Return how often each sequence is drawn, with replacement, as many as there are: float64 (draws, sequences).
+
+    Audio's bootstrap draws one by one, which takes other numbers from the same generator: with one way of drawing for
+    both, the published intervals of one of them would change.
+    """
     return random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
-
-
-def interval(difference: Array, resampled: Array) -> Estimate:
-    """Return the mean over training seeds (seeds,) with its interval by draws (draws, seeds)."""
-    low, high = np.percentile(resampled.mean(axis=1), [2.5, 97.5])
-    return joint_of(difference, float(low), float(high))
 
 
 def squared_errors(summaries: Summaries, probabilities: Array = MIDDLES) -> dict[str, Array]:
@@ -456,7 +454,7 @@ def paired_brier(a: Sequence[Counts], b: Sequence[Counts], draws: int = 2000, se
     """
     sums = (np.sum(parts, axis=0) for parts in zip(*drawn_anew(a, b, draws, seed), strict=True))
     difference, resampled = (np.subtract(*np.moveaxis(each[..., 0] / each[..., 1], -1, 0)) for each in sums)
-    return interval(difference, resampled)
+    return bootstrap_of(difference, resampled.mean(axis=1))
 
 
 def as_list(counts: Counts | Sequence[Counts]) -> Sequence[Counts]:

@@ -6,7 +6,7 @@ from retable.platform.models.select import eligible_runs
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
-from retable.tasks.audio.best import best, is_real
+from retable.tasks.audio.best import best
 from retable.tasks.audio.config import View
 from tests.tiny import tiny
 
@@ -29,7 +29,3 @@ def test_the_test_split_is_never_looked_at(storage):
     found = best(eligible_runs("audio", storage))["audio"]
     assert (found.run.fingerprint, found.value, found.scale) == (good.fingerprint, 0.2, "small")
     assert f"run {good.fingerprint}, validation mAP@10 0.2, the best of 2 (scale small, generated" in found.line()
-
-
-def test_what_is_real():
-    assert is_real({"kind": "own"}) and not is_real({"kind": "generated"})

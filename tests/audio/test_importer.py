@@ -115,7 +115,7 @@ def test_own_recordings_become_a_data_set(storage, tmp_path):
         csv.writer(file).writerows(rows)
     place = folder(storage, "mine")
     info = importer.import_own(tmp_path / "mine.csv", place, "mine")
-    assert info["kind"] == "own"
+    assert info["kind"] == "own" and info["real"]
     assert info["rows"] == {"training": 10, "validation": 1, "test": 1}
     assert place.read_json("left_out.json") == ["missing.wav: missing"]
     assert {each.captions for each in read_recordings(place)} >= {("noise 3", "again"), ("noise 11",)}

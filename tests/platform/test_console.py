@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from retable.platform.console import LeftColumn, ProgressBoard
+from retable.platform.console import LeftColumn, ProgressBoard, items, whole
 from retable.platform.errors import UserError
 from retable.platform.text import seconds_of
 
@@ -42,3 +42,23 @@ def test_a_time_is_read_as_people_write_it(text, seconds):
 def test_what_is_no_time_is_a_line(text):
     with pytest.raises(UserError, match=f"^--deadline {text}: write a time such as 2h, 90m, 1h30m or 45s$"):
         seconds_of(text, "--deadline")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "wanted"),
+    [
+        ("", str, []),
+        ("a, b,c ", str, ["a", "b", "c"]),
+        ("0.5,-1", float, [0.5, -1.0]),
+        ("3,17", whole, [3, 17]),
+        ("2019,", whole, [2019]),
+    ],
+)
+def test_a_list_with_commas_is_read(text, kind, wanted):
+    assert items("--x", text, kind) == wanted
+
+
+@pytest.mark.parametrize("word", ["20x9", "-3", "1.5", "²"])
+def test_an_item_of_another_kind_is_named_with_its_option(word):
+    with pytest.raises(UserError, match=rf"^--years 2019,{word}: '{word}' is no year; write 2019,2021$"):
+        items("--years", f"2019,{word}", whole, "year", "2019,2021")

@@ -53,7 +53,7 @@ def test_prepare_generates_a_set_without_defects(quick, storage, where):
     place = folder(root, "generated")
     info = place.read_json("dataset.json")
     assert check(place) == [] and not place.exists("unfinished.json")
-    assert info["source"] == "generated" and info["training"] == 4 and info["seed"] == 0
+    assert info["source"] == "generated" and not info["real"] and info["training"] == 4 and info["seed"] == 0
     assert place.list("paintings") == ["great_wave.jpg", "starry_night.jpg", "the_scream.jpg"]
     names = [path.split("/")[1].split(".")[0] for path in info["test"]]
     assert names == ["astronaut", "coffee", *(f"landscape_{n}" for n in range(5)), "mountain"]
@@ -133,7 +133,12 @@ def test_prepare_indexes_what_lies_in_the_folder(storage, tmp_path):
     ]
     assert table["bytes"] == [(place / path).stat().st_size for path in table["path"]]
     info = storage.read_json("data/style/mine/dataset.json")
-    assert info["source"] == "folder" and info["test"] == ["test/one.png"] and info["bytes"] == sum(table["bytes"])
+    assert (
+        info["source"] == "folder"
+        and info["real"]
+        and info["test"] == ["test/one.png"]
+        and info["bytes"] == sum(table["bytes"])
+    )
     assert describe(info) == "own pictures, 5 for training"
 
 

@@ -9,7 +9,7 @@ from retable.platform.models.select import eligible_runs
 from retable.platform.spec.table import resolve
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
-from retable.tasks.weather.best import best, is_real
+from retable.tasks.weather.best import best
 from retable.tasks.weather.config import View
 from tests.weather.toys import config
 
@@ -111,8 +111,3 @@ def test_what_does_not_count_is_not_there(finished, storage):
 def test_none_is_one_line(storage):
     with pytest.raises(UserError, match="no run for weather: there is none; train one, or serve the zoo"):
         chosen(storage)
-
-
-def test_what_is_real():
-    assert is_real({"source": "w4c22"}) and is_real({"source": "own"})
-    assert not is_real({"source": "generated"}) and not is_real({"source": "imported", "simulated_satellite": True})

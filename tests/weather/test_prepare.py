@@ -59,7 +59,7 @@ def test_index_says_what_was_written(tmp_path):
     pixels = sum((11 * rows["satellite"] + rows["rain"]) * 144 for rows in expected["series"].values())
     assert info["bytes"] == 4 * pixels
     assert json.loads((tmp_path / "dataset.json").read_text()) == info
-    assert info["simulated_satellite"] is False
+    assert info["simulated_satellite"] is False and info["real"] is True
 
 
 def test_rain_shares_are_those_of_a_plain_count(tmp_path):
@@ -181,7 +181,7 @@ def test_generated_data_are_made_and_marked(tmp_path, small):
     place = storage / "data/weather/generated-12"
     info = place.read_json("dataset.json")
     assert (info["source"], info["name"], info["size"], info["seed"]) == ("generated", "generated-12", 12, 0)
-    assert info["simulated_satellite"] is True and info["holdout"] == "official"
+    assert info["simulated_satellite"] is True and info["real"] is False and info["holdout"] == "official"
     assert (info["inputs"], info["forecast"]) == (4, 32)
     assert info["series"]["2019/boxi_0015/training"] == {"satellite": 36, "rain": 36}
     sequences = Index.read(place, info).sequences("test", ("boxi_0015",), (2019,), 4, 32)

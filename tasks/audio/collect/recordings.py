@@ -232,6 +232,7 @@ def finish(
     info = {
         "name": name,
         "kind": kind,
+        "real": kind != "generated",
         "features": features,
         "rows": {split: sum(each.split == split for each in recordings) for split in SPLITS},
         "captions": {split: sum(len(each.captions) for each in recordings if each.split == split) for split in SPLITS},

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from functools import partial
 from itertools import permutations
 
 import numpy as np
 
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import LEAST, Status, Verdict, join, mean_of, untested
-from retable.platform.spec.table import Claim, Results, Row, claim
+from retable.platform.spec.table import Results, Row, claim
 from retable.platform.text import plural
-from retable.tasks.rl.claims import COMPARABLE, GRASP, SNIP, kept_return, learned, paired, updates
+from retable.tasks.rl.learning.compare import COMPARABLE, by_environment, kept_return, learned, updates
 from retable.tasks.rl.learning.readings import LEVELS, Needed, in_words, policy_gaps, updates_needed
 from retable.tasks.rl.tables import ABLATED, ABLATION, DENSE, PRUNED_PARTS, pruned
 
-ERK = pruned("erk", 0.95)
+SNIP, GRASP, ERK = (pruned(method, 0.95) for method in ("snip", "grasp", "erk"))
 RAW_SNIP, RAW_GRASP = (pruned(method, 0.95, "raw") for method in ("snip", "grasp"))
 SLOWER = ((SNIP, ERK), (GRASP, ERK), (ERK, DENSE))
 """Of each pair the first is said to need more updates."""
@@ -71,8 +70,8 @@ def blind_score_lower(results: Results, policy: str) -> Verdict:
     the verdict is by an exact test that exchanges rows, the same way in all environments. It is a correlation: what
     else differs between the rows is not held fixed.
     """
-    scores = paired(results, MASKED, "behaviour_share", view_policy=policy)
-    parts = [paired(results, MASKED, f"blind/{network}", view_policy=policy) for network in ACTING[policy]]
+    scores = by_environment(results, MASKED, "behaviour_share", view_policy=policy)
+    parts = [by_environment(results, MASKED, f"blind/{network}", view_policy=policy) for network in ACTING[policy]]
     found = [
         (sum(part[environment].mean(axis=1) for part in parts), values.mean(axis=1))
         for environment, values in scores.items()
@@ -114,13 +113,12 @@ def costs_most(results: Results, environment: str) -> Verdict:
     verdicts = {}
     for network in ("actor", "critic"):
         rows = (ABLATION[environment, network], ABLATION[environment, "vae"])
-        pairs = paired(results, rows, "behaviour_share").get(environment)
+        pairs = by_environment(results, rows, "behaviour_share").get(environment)
         if pairs is None or pairs.shape[1] < LEAST:
             return untested("runs are missing")
         about = f"of the behaviour's return, {plural(pairs.shape[1], 'pair')}"
         verdicts[f"{network} minus VAE"] = mean_of([pairs[0] - pairs[1]], about, "+.0%").verdict()
-    joined = join(verdicts)
-    return joined.noted(f", {updates(results)}")
+    return join(verdicts).noted(f", {updates(results)}")
 
 
 DATA = {"expert": ("recorded", "d4rl-expert-v2"), "mixed": ("mixed", "d4rl-medium-expert-v2")}
@@ -151,57 +149,59 @@ def critic_adds(results: Results, row: Row, data: Collection[str]) -> Verdict:
     return verdict
 
 
-CRITIC = [
-    claim(f"BCQ beats BC on {kind} data ({row.label}).", critic_adds, row, names, ours=True)
-    for row in (DENSE, SNIP)
-    for kind, names in DATA.items()
-]
-
-ABLATIONS = [
-    *(
-        Claim(
-            text=f"{environment}: BCQ keeps performance with {PRUNED_PARTS[network]} pruned at 95 %.",
-            check=partial(
-                kept_return,
-                sparse=ABLATION[environment, network],
-                dense=ABLATION[environment, "none"],
-                environment=environment,
-                policy="bcq",
-                least=COMPARABLE,
-            ),
-            ours=True,
-        )
-        for environment, network in itertools.product(ABLATED, PRUNED_PARTS)
-    ),
-    *(
-        Claim(
-            text=f"{environment}: pruning the VAE alone costs BCQ more than the actor or the critic alone.",
-            check=partial(costs_most, environment=environment),
-            ours=True,
-        )
-        for environment in ABLATED
-    ),
-]
-
 CLAIMS = {
-    "ablation": ABLATIONS,
-    "critic": CRITIC,
+    "ablation": [
+        *(
+            claim(
+                f"{environment}: BCQ keeps performance with {PRUNED_PARTS[network]} pruned at 95 %.",
+                kept_return,
+                ABLATION[environment, network],
+                ABLATION[environment, "none"],
+                environment,
+                "bcq",
+                COMPARABLE,
+                ours=True,
+            )
+            for environment, network in itertools.product(ABLATED, PRUNED_PARTS)
+        ),
+        *(
+            claim(
+                f"{environment}: pruning the VAE alone costs BCQ more than the actor or the critic alone.",
+                costs_most,
+                environment,
+                ours=True,
+            )
+            for environment in ABLATED
+        ),
+    ],
+    "critic": [
+        claim(f"BCQ beats BC on {kind} data ({row.label}).", critic_adds, row, names, ours=True)
+        for row in (DENSE, SNIP)
+        for kind, names in DATA.items()
+    ],
     "learning": [
-        Claim(
-            text=f"{policy.upper()}: {slow.label} needs more updates than {fast.label} to reach {100 * level:.0f} % of "
-            "what dense networks end at.",
-            check=partial(slower, slow=slow, fast=fast, level=level, policy=policy),
-            ours=True,
-        )
-        for policy, level in itertools.product(("bcq", "bc"), LEVELS)
-        for slow, fast in SLOWER
-    ]
-    + [
-        Claim(
-            text=f"At equal sparsity, networks with more blind inputs score lower ({policy.upper()}).",
-            check=partial(blind_score_lower, policy=policy),
-            ours=True,
-        )
-        for policy in ACTING
+        *(
+            claim(
+                f"{policy.upper()}: {slow.label} needs more updates than {fast.label} to reach {100 * level:.0f} % of "
+                "what dense networks end at.",
+                slower,
+                slow,
+                fast,
+                level,
+                policy,
+                ours=True,
+            )
+            for policy, level in itertools.product(("bcq", "bc"), LEVELS)
+            for slow, fast in SLOWER
+        ),
+        *(
+            claim(
+                f"At equal sparsity, networks with more blind inputs score lower ({policy.upper()}).",
+                blind_score_lower,
+                policy,
+                ours=True,
+            )
+            for policy in ACTING
+        ),
     ],
 }

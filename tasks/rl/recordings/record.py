@@ -171,7 +171,9 @@ def _policy(
     probe = make(environment_id, 1)  # an unknown environment is the first thing to say
     (size,) = probe.single_action_space.shape or (0,)
     probe.close()
-    # The environments use `seed`, `seed + 1`, ... alone, so a second word keeps the noise apart from them.
+    # The environments use `seed`, `seed + 1`, ... alone, so a second word keeps the noise apart from them; at seed 0 it
+    # does not (NumPy pads with zeros): the noise then has the numbers that lane 1 starts from. A stream of
+    # `train.seeds` would part them, and make other recordings: with the task's next version.
     random = np.random.default_rng([1, seed])
     if behaviour.random == 1:
         return lambda observations: random.uniform(-1, 1, (len(observations), size)), {"policy": "random"}

@@ -176,7 +176,7 @@ def flicker(network: TransformerNetwork, photograph: Pixels, looks: int = 3) -> 
     nothing.
     """
     height, width = (length - STEP * (looks - 1) for length in photograph.shape[:2])
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(0)  # the only stream here: each photograph gets the same noise
     before, after = [], []
     for look in range(looks):
         place = STEP * look

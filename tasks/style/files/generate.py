@@ -99,7 +99,7 @@ ROCKS: tuple[Colour, ...] = ((0.30, 0.30, 0.34), (0.36, 0.28, 0.24), (0.20, 0.30
 
 def landscape(seed: int, split: int, number: int) -> UInt8[np.ndarray, "height width 3"]:
     """Return a picture: a function of seed, split (0 training, 1 test) and number, no two of which share numbers."""
-    rng = np.random.default_rng([seed, VERSION, split, number])
+    rng = np.random.default_rng([seed, VERSION, split, number])  # splits are 0 and 1, the clip's is 2: none are equal
     return draw(rng, *SHAPES[int(rng.integers(len(SHAPES)))])
 
 

@@ -111,6 +111,7 @@ def index_folder(place: Storage, name: str, **extra: Any) -> dict[str, Any]:
     info = {
         "source": "coco" if len(coco) == COCO_PHOTOGRAPHS else "folder",
         **extra,
+        "real": extra.get("source") != "generated",
         "name": name,
         "training": len(training),
         "bytes": sum(training.values()),

@@ -168,7 +168,7 @@ def distil(
     pictures = [pixels for path in photographs if min((pixels := images.read(path).pixels).shape[:2]) >= CROP]
     if not pictures:
         raise UserError(f"no picture is of {CROP} x {CROP} pixels or more")
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(0)  # the only stream of NumPy's here: pictures and their crops
     torch.manual_seed(0)
     first = torch.cat([crops(pictures, rng) for _ in range(BEGIN)])
     with torch.no_grad():

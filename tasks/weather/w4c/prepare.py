@@ -196,12 +196,14 @@ def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[
     files = {table: hashlib.sha256(folder.read(table)).hexdigest(), **found["files"]}
     names = [name.split("/") for name in found["series"]]
     tests = [rows["rain"] for name, rows in found["series"].items() if name.endswith(("/test", "/heldout"))]
+    simulated = bool(found["simulated_satellite"] or extra.get("simulated_satellite", False))
     info = {
         **extra,
         **found,
         "name": name,
         "source": source,
-        "simulated_satellite": bool(found["simulated_satellite"] or extra.get("simulated_satellite", False)),
+        "simulated_satellite": simulated,
+        "real": source != "generated" and not simulated,
         "format": "hdf5",
         "regions": sorted({region for _, region, _ in names}),
         "years": sorted({int(year) for year, _, _ in names}),

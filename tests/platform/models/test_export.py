@@ -1,8 +1,11 @@
 """What a file says of its run: the scale that it is of, whatever was changed by hand."""
 
 import pytest
+import torch
 
 from retable.platform.api import TrainedRun
+from retable.platform.errors import UserError
+from retable.platform.models import export
 from retable.platform.models.export import scale_of
 from retable.platform.spec.task import config_at, find
 from retable.platform.store.run import RunFolder
@@ -37,3 +40,20 @@ def run(tmp_path, changes, made, scale="paper"):
 def test_a_run_knows_its_scale_however_it_was_started(tmp_path, made, changes, wanted):
     made = {"command": "notebook.py --scale paper", **made}
     assert scale_of(run(tmp_path, changes, made)) == wanted
+
+
+def test_a_file_is_opened_or_refused_in_one_line(monkeypatch):
+    good = export.sealed({"x": torch.ones(2)}, {"format": "lines 1", "size": "3"})
+    metadata, tensors = export.opened(good, "m", "line", "export it again", "lines 0", "lines 1")
+    assert metadata == {"format": "lines 1", "size": "3"} and torch.equal(tensors["x"], torch.ones(2))
+    for data, form, reason in (
+        (good, "lines 2", "no line of this task, or not the whole file"),
+        (good[:20], "lines 1", "no line of this task, or not the whole file"),
+        (b"", "lines 1", "no line of this task, or not the whole file"),
+        (good[:-3], "lines 1", r"a damaged line \(.*\)"),
+    ):
+        with pytest.raises(UserError, match=f"^m: {reason}; export it again$"):
+            export.opened(data, "m", "line", "export it again", form)
+    monkeypatch.setattr(export, "LARGEST", 10)
+    with pytest.raises(UserError, match=r"^m: [\d,]+ bytes; no exported file is larger"):
+        export.opened(good, "m", "line", "export it again", "lines 1")

@@ -13,16 +13,19 @@ from retable.platform.spec.claims import (
     UNTESTED,
     Estimate,
     Verdict,
+    bootstrap_of,
     join,
     joint_of,
     judge,
     mean_of,
+    paired,
     ratio_of,
     seed_mean,
     seeds_needed,
     too_few,
     widen,
 )
+from retable.platform.spec.table import Measurement, Replicate, Results, Row, claim
 from retable.platform.text import and_more
 
 
@@ -217,3 +220,74 @@ def test_a_mean_is_an_estimate_with_students_interval():
 def test_long_lists_end_in_how_many_there_are():
     assert and_more(["a", "b"], 2) == "a, b" and and_more([], 2) == ""
     assert and_more(["a", "b", "c", "d"], 2, "; ") == "a; b and 2 more"
+
+
+def results(**rows):
+    """Results of rows: label -> the number of each seed."""
+    made = {
+        label: [Replicate(label, {"seed": seed}, None, None, metrics={"m": value}) for seed, value in seeds.items()]
+        for label, seeds in rows.items()
+    }
+    return Results(made)
+
+
+A, B = Row(label="a"), Row(label="b")
+
+
+def gap(better, worse):
+    return mean_of([np.subtract(better, worse)], f"{better} against {worse}")
+
+
+def value(replicate):
+    return replicate.metrics["m"]
+
+
+def test_rows_are_compared_seed_by_seed_whatever_their_order():
+    found = paired(results(a={0: 5.0, 1: 6.0, 2: 8.0, 3: 9.0}, b={2: 3.0, 0: 1.0, 1: 2.0}), [A, B], value, gap)
+    assert found.about == "[5.0, 6.0, 8.0] against [1.0, 2.0, 3.0]"
+    low, high = stats.ttest_rel([5, 6, 8], [1, 2, 3]).confidence_interval()
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+def test_two_shared_seeds_or_none_give_the_verdict_and_no_estimate():
+    few = results(a={0: 1.0, 1: 1.0, 2: 1.0}, b={1: 0.0, 2: 0.0, 3: 0.0})
+    assert paired(few, [A, B], value, gap).because == "2 seeds; at least 3 are needed"
+    assert paired(results(a={0: 1.0}, b={}), [A, B], value, gap) == Verdict(UNTESTED, "rows are missing")
+
+
+def test_a_verdict_says_what_it_is_of_unless_it_stands_in_for_an_estimate():
+    assert judge(Estimate(2.0, 1.0, 3.0), about="b over a:") == Verdict("holds", "b over a: +2.00 [+1.00, +3.00]")
+    assert judge(Verdict(UNTESTED, "no runs"), about="b over a:") == Verdict(UNTESTED, "no runs")
+
+
+def test_a_claim_is_tested_only_once_its_gate_finds_nothing_against_it():
+    asked = []
+
+    def check(found, one, other, *, least):
+        asked.append((one, other, least))
+        return Verdict("holds", "yes")
+
+    def gate(found, rows):
+        return None if all(row in found for row in rows) else Verdict(UNTESTED, "not run")
+
+    sentence = claim("A beats B.", check, A, B, gate=gate, least=2, ours=True)
+    assert (sentence.text, sentence.ours) == ("A beats B.", True)
+    assert sentence.check(results(a={0: 1.0}, b={})) == Verdict(UNTESTED, "not run") and not asked
+    assert sentence.check(results(a={0: 1.0}, b={0: 1.0})).status == "holds" and asked == [(A, B, 2)]
+    assert claim("A beats B.", check, A, B, least=1).check(results(a={}, b={})).status == "holds"
+
+
+def test_a_benchmark_row_has_its_metrics_and_one_that_was_not_run_none():
+    row = Measurement(label="a", measure=dict)
+    assert results(a={0: 3.0}).measured(row) == {"m": 3.0} and results(a={}).measured(row) is None
+    with pytest.raises(KeyError):
+        results(b={}).measured(row)
+
+
+def test_a_bootstraps_interval_is_its_percentiles_widened_by_the_seeds():
+    samples = np.arange(1001) / 1000
+    assert bootstrap_of([0.5], samples) == joint_of([0.5], 0.025, 0.975)
+    seeds = [0.4, 0.5, 0.6]
+    low, high = widen(0.5, 0.025, 0.975, stats.t.ppf(0.975, 2) * stats.sem(seeds))
+    found = bootstrap_of(seeds, samples)
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, low, high))

@@ -171,3 +171,28 @@ def test_what_unpacks_a_set_is_looked_for_before_the_download(server, tmp_path):
     with pytest.raises(UserError, match=r"pip install 'retable\[archives\]'"):
         fetch(server, tmp_path, wanted=published(Remote(URL, "a.bin"), needs="no_such_module:archives"))
     assert not server.asked
+
+
+def test_without_a_name_all_sets_are_listed_and_nothing_is_downloaded(capsys, tmp_path):
+    known = {"a": published(), "b": published(by_hand="ask them")}
+    assert list(download.fetch_by_name(known, [], lambda wanted: tmp_path)) == []
+    assert capsys.readouterr().out.splitlines() == [str(known["a"]), str(known["b"])] and not any(tmp_path.iterdir())
+
+
+def test_sets_are_downloaded_by_name_once_none_of_them_is_refused(server, tmp_path):
+    known = {name: Published(name, "", "", "", (Remote(URL, f"{name}.bin", len(CONTENT)),)) for name in "ab"}
+
+    def refuse(wanted):
+        if wanted.name == "b":
+            raise UserError("b is there")
+
+    def get(*names, **more):
+        options = {"yes": True, "mirror": server.address, **more}
+        return list(download.fetch_by_name(known, names, lambda wanted: tmp_path / wanted.name, **options))
+
+    with pytest.raises(UserError, match="b is there"):
+        get("a", "b", check=refuse)
+    with pytest.raises(UserError, match="c: no such dataset"):
+        get("a", "c")
+    assert not any(tmp_path.rglob("*.bin"))
+    assert get("a", "b") == [(known[name], [tmp_path / name / f"{name}.bin"]) for name in "ab"]

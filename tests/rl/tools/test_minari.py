@@ -122,7 +122,7 @@ def test_provenance_says_minari_and_never_d4rl(tmp_path: Path) -> None:
     storage = Storage.open(tmp_path)
     source = write(tmp_path / "set", MIXED, dataset_id="D4RL/hopper/expert-v2")
     info = import_minari(source, storage)
-    assert info["source"] == "minari" and info["simulator"] == "v5" and not info["generated"]
+    assert info["source"] == "minari" and info["simulator"] == "v5" and not info["generated"] and info["real"]
     assert info["minari"]["id"] == "D4RL/hopper/expert-v2" and info["minari"]["env_spec"]["id"] == "Hopper-v5"
     assert info["files"] == {"main_data.hdf5": sha256(source / "data/main_data.hdf5")}
     said = describe(info)

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from retable.platform.console import Device
-from retable.platform.errors import UserError
+from retable.platform.console import Device, items, whole
 
 PAINTINGS = "For paintings"
 LOSS = "For paintings: the loss"
@@ -37,7 +36,7 @@ class Sets:
     """The field of the config that an option sets; `kind` reads an item of a list."""
 
     path: str
-    kind: type | None = None
+    kind: Callable[[str], object] | None = None
 
 
 def panel(name: str, help: str, **more: Any) -> Any:
@@ -87,7 +86,7 @@ class Knobs:
         Sets(STYLE_SCALE),
         typer.Option(help="Size of the strokes: 2 is twice as large; a network then works at half the size.", min=0.05),
     ] = None
-    scales: Annotated[str, Sets("method.scales", int), panel(PAINTINGS, "Sizes to work at, coarse to fine.")] = ""
+    scales: Annotated[str, Sets("method.scales", whole), panel(PAINTINGS, "Sizes to work at, coarse to fine.")] = ""
     evaluations: Annotated[
         int | None, Sets("steps"), panel(PAINTINGS, "Evaluations of the loss (default: 300).", min=1)
     ] = None
@@ -194,19 +193,6 @@ class Knobs:
             option = f"--{name.replace('_', '-')}"
             given[target.path] = value if target.kind is None else items(option, value, target.kind)
         return given
-
-
-def items(option: str, text: str, kind: type[Any] = float) -> list[Any]:
-    """Read a list with commas between its items, of a kind: float, int or str.
-
-    Raises:
-        UserError: naming the option.
-    """
-    try:
-        return [kind(part) for part in text.split(",")] if text else []
-    except ValueError as error:
-        whole = "whole " if kind is int else ""
-        raise UserError(f"{option} {text}: write {whole}numbers with commas between them, e.g. 1,2") from error
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
