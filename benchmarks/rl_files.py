@@ -19,7 +19,8 @@ from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.export import write_policy
 from retable.tasks.rl.formats.compact import pack, unpack
-from retable.tasks.rl.formats.sizes import COMPACT, every_size, file_bytes
+from retable.tasks.rl.formats.precisions import COMPACT
+from retable.tasks.rl.formats.sizes import every_size, file_bytes
 from retable.tasks.rl.learner import OfflineLearner
 from retable.tasks.rl.learning.timing import RandomTransitions
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import typer
 from typer.cli import get_docs_for_click
 
 from retable.platform.cli import app as cli
-from retable.platform.spec import task as tasks
 
 PAGE = Path(__file__).with_suffix(".md")
 HEAD = """# Commands
@@ -22,29 +20,11 @@ For users of the command line: every command, argument and option, as `--help` p
 
 def page() -> str:
     """Return the page, made from the program itself."""
-    command = typer.main.get_command(whole())
+    command = typer.main.get_command(cli.app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="retable"), name="retable")
     text = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n?", "", text)  # cut off after 45 letters, and each follows in full
     text = text.partition("\n\n")[2].replace("```console\n$ ", "```text\n")
     return f"{HEAD}\n{text.strip()}\n"
-
-
-def whole() -> typer.Typer:
-    """Return the application with the commands of the four tasks, which otherwise are mounted as they are asked for."""
-    app = typer.Typer(name="retable", help=cli.app.info.help, callback=cli.options)
-    app.registered_commands[:] = cli.app.registered_commands
-    app.registered_groups[:] = cli.PLATFORM
-    data = typer.Typer(help=cli.DATA_HELP)
-    verbs = {verb: typer.Typer(help=text) for verb, text in cli.VERBS.items()}
-    for name in filter(tasks.has_commands, tasks.names()):
-        module = importlib.import_module(f"retable.tasks.{name}.cli")
-        app.add_typer(module.app, name=name)
-        for verb, command in module.DATA.items():
-            verbs[verb].command(name)(command)
-    for verb, group in verbs.items():
-        data.add_typer(group, name=verb)
-    app.add_typer(data, name="data")
-    return app
 
 
 if __name__ == "__main__":

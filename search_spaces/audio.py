@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="audio",
-    about="PaSST: overlap of patches, length of a segment, patches left out in training",
     domains={
         "audio.stride": tune.grid_search([16, 10]),
         "segment": tune.grid_search([1.0, 1.5, 3.0]),

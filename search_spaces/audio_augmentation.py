@@ -9,7 +9,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="audio",
-    about="how often captions are replaced by rewritten ones, by learning rate",
     domains={
         "augmentation": tune.grid_search([0.0, 0.15, 0.3, 0.6, 1.0]),
         "learning_rate": tune.grid_search([3e-4, 1e-3, 3e-3]),

@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="audio",
-    about="learning rate and temperature, by Optuna with early stopping",
     domains={
         "learning_rate": tune.loguniform(1e-5, 1e-2),
         "temperature": tune.loguniform(0.01, 0.2),

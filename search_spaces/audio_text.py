@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="audio",
-    about="size and family of the sentence encoder, with random weights",
     domains={
         "text.family": tune.grid_search(["bert", "roberta"]),
         "text.width": tune.grid_search([32, 64, 128]),

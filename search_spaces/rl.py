@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="rl",
-    about="sparsity from 10 to 95 % by pruning method",
     domains={
         "prune": tune.grid_search(["snip", "grasp"]),
         "prune.sparsity": tune.grid_search([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]),

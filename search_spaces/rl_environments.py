@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="rl",
-    about="environments, policies and seeds, pruned to 95 %",
     domains={
         "environment": tune.grid_search(["HalfCheetah", "Hopper", "Walker2d"]),
         "prune": tune.grid_search(["snip", "grasp"]),

@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="rl",
-    about="learning rate by pruning method, dense and 95 %",
     domains={
         "learning_rate": tune.grid_search([3e-4, 1e-3, 3e-3]),
         "prune": tune.grid_search(["dense", "snip", "grasp"]),  # at its default sparsity, 95 %

@@ -9,7 +9,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="style",
-    about="version 1: backbone, loss, optimizer and start",
     domains={
         "method.backbone": tune.grid_search(["vgg19", "alexnet"]),
         "method.objective.criterion": tune.grid_search(["mse", "l1", "smooth_l1", "huber"]),

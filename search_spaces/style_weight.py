@@ -9,7 +9,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="style",
-    about="version 1: weight of the style loss",
     domains={"method.objective.style_weight": tune.grid_search([0.1, 1.0, 1e1, 1e2, 1e3, 1e4])},
     metric="style_error",
     mode="min",

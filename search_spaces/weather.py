@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="weather",
-    about="probability from which on rain is forecast: one training, nine views",
     domains={"view.threshold": tune.grid_search([0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7])},
     metric="iou",
     mode="max",

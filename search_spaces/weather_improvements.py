@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="weather",
-    about="the baseline's improvements, each on and off",
     domains={
         "model.attention": tune.grid_search([False, True]),
         "model.activation": tune.grid_search(["relu", "rrelu"]),

@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="weather",
-    about="learning rate, weight decay and weight of rainy pixels, by Optuna with early stopping",
     domains={
         "optimizer.learning_rate": tune.loguniform(1e-5, 1e-2),
         "optimizer.weight_decay": tune.loguniform(1e-4, 1e-1),

@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="weather",
-    about="losses by learning rate, each at its best threshold",
     domains={
         "loss": tune.grid_search(["bce", "soft_iou", "dice_focal"]),
         "optimizer.learning_rate": tune.grid_search([3e-4, 1e-3, 3e-3]),

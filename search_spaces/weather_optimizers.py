@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="weather",
-    about="optimisers by learning rate",
     domains={
         "optimizer": tune.grid_search(["adamw", "adabelief"]),
         "optimizer.learning_rate": tune.grid_search([1e-4, 3e-4, 1e-3, 3e-3]),

@@ -7,7 +7,6 @@ import pytest
 
 from docs import cli as cli_page
 from docs import coverage
-from retable.platform.cli import app as cli
 from retable.platform.spec.task import find
 from tests import documents
 from tests.command_line import accepted
@@ -20,7 +19,6 @@ OURS = [line for line in documents.ALL if line.words[0] == "retable"]
 def test_the_command_line_takes_it(line, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = line.words[1:]
-    cli.mount(words)
     for name in ("my.py", "images.npz", "published.csv"):
         Path(name).touch()
     accepted(words[: words.index("--")] if "--" in words else words)

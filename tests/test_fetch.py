@@ -40,7 +40,6 @@ def retable(monkeypatch, tmp_path, server):
 
     def run(*words):
         line = ["data", "fetch", *words]
-        cli.mount(line)
         return CliRunner().invoke(cli.app, line, env={"COLUMNS": "160"})
 
     return run

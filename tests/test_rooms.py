@@ -39,7 +39,9 @@ def imports(task, text):
 def reached(task):
     """Return the modules that the task, its tables and its scales import, directly or not."""
     known, seen = modules(task), set()
-    wanted = [*imports(task, (TASKS / task / "__init__.py").read_text()), "tables", "claims", "scales"]
+    wanted = [
+        name for file in ("__init__", "task") for name in imports(task, (TASKS / task / f"{file}.py").read_text())
+    ] + ["tables", "claims", "scales"]
     while wanted:
         if (name := wanted.pop()) not in seen:
             seen.add(name)

@@ -6,7 +6,7 @@ Level 15 of 15: nothing imports it.
     `runs`       runs, show, tables, diff, gc
     `filled`     filled tables on the terminal: in full, or a line a paper
     `jobs`       status, submit
-    `catalogue`  what `retable list` and help show without importing the tasks
+    `groups`     the commands that tasks bring, and what `list` shows of tasks
     `doctor`     checks of this machine
     `new`        a task of your own from `templates/`; `published`: the paper's table from CSV
 """

@@ -22,16 +22,16 @@ from rich.text import Text
 
 import retable
 from retable.platform.cli import jobs, runs
-from retable.platform.cli.catalogue import catalogue
 from retable.platform.cli.filled import FEW, print_section, print_summary, say
-from retable.platform.cli.runs import Where
+from retable.platform.cli.groups import MARKUP, Commands, commands_of, entry
+from retable.platform.cli.runs import Rows, ScaleName, Set, Where
 from retable.platform.commit import code_root
 from retable.platform.config import parse_set, set_line
 from retable.platform.console import console, errors, progress_bar, spread
 from retable.platform.errors import UserError
 from retable.platform.spec import task as tasks
-from retable.platform.spec.extras import check
 from retable.platform.spec.resources import Resources, summary
+from retable.platform.spec.space import describe_space, spaces
 from retable.platform.spec.table import hidden, split_view
 from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more, clock, plural, seconds_of
@@ -47,14 +47,13 @@ app = typer.Typer(
     "Set RAY_ADDRESS, or use `retable submit`, to run on a cluster.\n\n"
     "Example: `retable reproduce rl/table1` fills a paper's table, measured beside published; the same command again "
     "trains nothing.",
+    cls=Commands,
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(runs.app)
 app.add_typer(jobs.app)
-PLATFORM = tuple(app.registered_groups)
-"""The groups of commands that no task brings."""
 
 GPU = code_root().parent / "benchmarks" / "results" / "gpu.json"
 """What `python -m benchmarks gpu` measured, in a checkout where it was run."""
@@ -64,14 +63,6 @@ Tables = Annotated[
     typer.Argument(help="Table names such as rl/table1; a task name selects all its tables (default: all)."),
 ]
 TaskName = Annotated[str, typer.Argument(metavar="TASK", help="A task; see `retable list`.")]
-ScaleName = Annotated[
-    str, typer.Option("--scale", "-s", help="Size of the experiment: smoke, quick, small or paper (`retable list`).")
-]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value. May be repeated.")]
-Rows = Annotated[
-    list[str] | None,
-    typer.Option("--rows", metavar="LABEL", help="Run only rows with this label; `*` stands for any text. Repeatable."),
-]
 Workers = Annotated[
     int | None,
     typer.Option(help="Workers of each training (default: as its task says); several form a Ray Train group.", min=1),
@@ -173,19 +164,22 @@ def list_all(as_json: runs.Json = False) -> None:
 
     Example: `retable list --json`
     """
-    listing = catalogue()
+    listed = {name: entry(name) for name in tasks.names()}
+    lacking = {name for name, found in listed.items() if "missing" in found}
+    searched = {name: describe_space(name) for name in spaces() if name.partition("_")[0] not in lacking}
     if as_json:
-        print(json.dumps({**listing, "scales": tasks.SCALES}, indent=2))
+        whole = {name: found if name in lacking else found | commands_of(name) for name, found in listed.items()}
+        runs.print_json({"tasks": whole, "spaces": searched, "scales": tasks.SCALES})
         return
-    for name, entry in listing["tasks"].items():
-        if "missing" in entry:
-            console.print(f"[bold]{name}[/]  [dim]{escape(entry['missing'])}[/]")
+    for name, found in listed.items():
+        if name in lacking:
+            console.print(f"[bold]{name}[/]  [dim]{escape(found['missing'])}[/]")
             continue
-        tables = {f"{name}/{table}": title for table, title in entry["tables"].items()}
-        scales = {f"--scale {scale}": about for scale, about in entry["scales"].items()}
-        _print_entries(f"[bold]{name}[/]  {escape(entry['about'])}", tables | scales)
+        tables = {f"{name}/{table}": title for table, title in found["tables"].items()}
+        scales = {f"--scale {scale}": about for scale, about in found["scales"].items()}
+        _print_entries(f"[bold]{name}[/]  {escape(found['about'])}", tables | scales)
     _print_entries("[bold]scales[/]", tasks.SCALES)
-    _print_entries("[bold]search spaces[/]", listing["spaces"])
+    _print_entries("[bold]search spaces[/]", searched)
 
 
 def _print_entries(title: str, entries: Mapping[str, str]) -> None:
@@ -694,7 +688,7 @@ def new(
     for label in written.unwritten:
         say(f"not run yet: the row {label!r}; say in tables.py what it changes")
     for header in written.unmeasured:
-        say(f"not measured yet: {header!r}; let `evaluate` in learner.py return it")
+        say(f"not measured yet: {header!r}; let `all_metrics` in metrics.py return it")
     console.print("next:")
     if not written.is_found:
         console.print(f"  export RETABLE_TASKS={shlex.quote(str(written.folder.parent.absolute()))}", markup=False)
@@ -719,76 +713,10 @@ def doctor(storage: Where = "results") -> None:
         raise typer.Exit(1)
 
 
-VERBS = {
-    "fetch": "Download a task's published data, check and convert them.\n\nExample: `retable data fetch rl` (a list)",
-    "make": "Write generated or recorded data in the task's real format.\n\nExample: `retable data make style`",
-    "check": "List every defect of a data set, one line each.\n\nExample: `retable data check style ~/Pictures`",
-    "convert": "Read the real public files into the form that training streams.\n\n"
-    "Example: `retable data convert rl hopper_expert-v2.hdf5`",
-    "import": "Convert other real data to the task's layout.\n\n"
-    "Example: `retable data import style ~/Pictures --name mine`",
-}
-"""Commands of `retable data`: what each does, with an example."""
-DATA_HELP = "Download, make, check, convert or import a task's data.\n\nExample: `retable data make weather --size 36`"
-
-
-def typed() -> list[str]:
-    """Return the words of the command line; while a shell completes one, those before it."""
-    if "_RETABLE_COMPLETE" not in os.environ:
-        return sys.argv[1:]
-    words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
-    last = os.environ.get("COMP_CWORD")  # of bash; others give the text up to the cursor
-    return words[1 : int(last)] if last else words[1:]
-
-
-def mount(words: Sequence[str]) -> None:
-    """Mount each task's own commands, and its part of `retable data`; what was mounted before is gone.
-
-    A task is imported (which takes seconds) only for a command of it; the help that lists them is the catalogue's.
-    """
-    app.registered_groups[:] = PLATFORM
-    data_app = typer.Typer(no_args_is_help=True, help=DATA_HELP)
-    verbs = {verb: typer.Typer(no_args_is_help=True, help=text) for verb, text in VERBS.items()}
-    for name in tasks.names():
-        if not tasks.has_commands(name):
-            continue
-        here = words[:1] == [name]
-        if here or (words[:1] == ["data"] and name in words[2:3]):
-            check(name)
-        if words[:1] == ["data"] and name in words[2:3]:
-            for verb, command in importlib.import_module(f"retable.tasks.{name}.cli").DATA.items():
-                verbs[verb].command(name)(command)
-        elif words[:1] == ["data"] and words[1:2] and words[1] in VERBS:
-            stub(verbs[words[1]], {name: _catalogued(name).get("data", {}).get(words[1])})
-        if here and any(not word.startswith("-") for word in words[1:]):
-            app.add_typer(importlib.import_module(f"retable.tasks.{name}.cli").app, name=name)
-            continue
-        group = typer.Typer(no_args_is_help=True)
-        stub(group, _catalogued(name).get("commands", {}) if here else {})
-        about = _catalogued(name)["help"] if here else f"Commands of the task {name}."
-        app.add_typer(group, name=name, help=about)
-    for verb, group in verbs.items():
-        data_app.add_typer(group, name=verb)
-    app.add_typer(data_app, name="data")
-
-
-def _catalogued(name: str) -> Record:
-    """Return what the catalogue has of a task."""
-    return catalogue()["tasks"][name]
-
-
-def stub(group: typer.Typer, found: Mapping[str, str | None]) -> None:
-    """Add commands that only show in a group's help."""
-    for name, about in found.items():
-        if about is not None:
-            group.command(name, help=about)(lambda: None)
-
-
 def main() -> None:
     """Run the command line; a user's mistake is one line and status 2, Ctrl-C status 130, SIGTERM 143."""
     setattr(Console, "on_broken_pipe", closed)  # noqa: B010 (Rich, and Typer's help with it, would end with status 1)
     try:
-        mount(typed())
         ended = app(prog_name="retable", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(ended if isinstance(ended, int) else 0)

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from retable.platform.cli.runs import COLOURS, MOST, Json, Where, grid, print_json, show
+from retable.platform.cli.runs import COLOURS, MOST, Json, Where, answered, grid, print_json, show
 from retable.platform.console import console
 from retable.platform.store.storage import Record, Storage
 from retable.platform.text import age, clock
@@ -43,18 +43,18 @@ def status(
     where = Storage.open(storage)
 
     def look() -> Record:
-        summary: Record = {}
+        parts: Record = {}
         if where.exists("runs") or not address:
-            summary["storage"] = of_storage(where)
-        return summary | ({"cluster": of_cluster(dashboard(address))} if address else {})
+            parts["storage"] = of_storage(where)
+        return parts | ({"cluster": of_cluster(dashboard(address))} if address else {})
 
-    if as_json:
-        print_json(look())
+    summary = look()
+    if answered(summary, as_json):
         return
     if not watch or not console.is_terminal:
-        show(_status_grid(look()))
+        show(_status_grid(summary))
         return
-    with Live(_status_grid(look()), console=console, auto_refresh=False) as live:
+    with Live(_status_grid(summary), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(10)
             live.update(_status_grid(look()), refresh=True)

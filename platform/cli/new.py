@@ -23,7 +23,11 @@ RESERVED = ("data", "search_spaces", "ingress", "jobs", "limits", "models", "tab
 """Names of packages, and of what a server has besides tasks."""
 FOLDER = "papers"
 """Where tasks are written if RETABLE_TASKS names no folder."""
-FILES = ("__init__.py", "config.py", "data.py", "learner.py", "tables.py", "export.py", "best.py", "answer.py")
+PARTS = (
+    *("__init__", "task", "config", "data", "model", "losses", "learner", "metrics", "predict"),
+    *("tables", "claims", "scales", "export", "best", "answer"),
+)
+"""Files of a task, as the four papers' have them."""
 MEASURED = {"accuracy": "accuracy", "acc": "accuracy", "loss": "loss"}
 """First word of a header -> what the written learner measures under it."""
 EXAMPLE = Published(
@@ -72,7 +76,7 @@ def write_task(name: str, table: Path | None = None) -> Written:
         if path.exists():
             raise UserError(f"{path} is there already; choose another name, or remove it first")
     words = words_of(name, table, published, written) | {"file": test}
-    texts = {written.folder / file: render(f"{file}.j2", words) for file in FILES}
+    texts = {written.folder / f"{part}.py": render(f"{part}.py.j2", words) for part in PARTS}
     texts[test] = render("test.py.j2", words)
     if not (place / "conftest.py").exists():
         texts[place / "conftest.py"] = render("conftest.py.j2", words)

@@ -16,10 +16,11 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 import retable
-from retable.platform.cli.catalogue import catalogue
+from retable.platform.cli.groups import entry
 from retable.platform.config import describe, parse_set
-from retable.platform.console import console, errors, progress_bar
+from retable.platform.console import console, errors, print_lines, progress_bar
 from retable.platform.errors import UserError, nearest, redact
+from retable.platform.spec.task import names as names_of_tasks
 from retable.platform.store.storage import Storage
 from retable.platform.text import age, clock, size
 
@@ -28,6 +29,14 @@ app = typer.Typer()
 Where = Annotated[
     str,
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
+]
+ScaleName = Annotated[
+    str, typer.Option("--scale", "-s", help="Size of the experiment: smoke, quick, small or paper (`retable list`).")
+]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value. May be repeated.")]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option("--rows", metavar="LABEL", help="Only rows with this label; `*` stands for any text. Repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TableNames = Annotated[
@@ -54,6 +63,13 @@ def plain(text: object) -> str:
 def print_json(value: object) -> None:
     """Print dataclasses and plain data as JSON."""
     typer.echo(redact(json.dumps(value, indent=2, default=_as_json)))
+
+
+def answered(value: object, as_json: bool) -> bool:
+    """Print a value as JSON if that is asked for; return whether it was."""
+    if as_json:
+        print_json(value)
+    return as_json
 
 
 def _as_json(value: object) -> object:
@@ -143,8 +159,7 @@ def runs(
     selected = select(every, parse_set(where or [], "--where"), state or (), sort)
     most = limit if limit is not None else 0 if as_json else MOST
     shown = selected[:most] if most else selected
-    if as_json:
-        print_json(shown)
+    if answered(shown, as_json):
         return
     base = usual(every)
     rows = []
@@ -175,14 +190,9 @@ def pack(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the bundle here.")] = Path(
         "results.bundle"
     ),
-    scale: Annotated[str, typer.Option("--scale", "-s", help="Pack the tables at this scale.")] = "small",
-    set: Annotated[
-        list[str] | None, typer.Option("--set", help="Pack the tables with this change: path=value. May be repeated.")
-    ] = None,
-    rows: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LABEL", help="Pack only rows with this label; `*` stands for any text. Repeatable."),
-    ] = None,
+    scale: ScaleName = "small",
+    set: Set = None,
+    rows: Rows = None,
     weights: Annotated[bool, typer.Option("--weights", help="Also pack the weights that were kept.")] = False,
     resume: Annotated[
         bool,
@@ -207,11 +217,8 @@ def pack(
         weights=weights,
         resume=resume,
     )
-    if as_json:
-        print_json(packed)
-        return
-    for line in packed.lines():
-        console.print(plain(line), markup=False)
+    if not answered(packed, as_json):
+        print_lines(map(plain, packed.lines()))
 
 
 @runs_app.command()
@@ -225,11 +232,8 @@ def unpack(
     Example: `retable runs unpack rl.bundle`, then `retable report`, or `retable reproduce rl/figure1 --no-train`
     """
     unpacked = retable.unpack(bundle, storage=storage)
-    if as_json:
-        print_json(unpacked)
-        return
-    for line in unpacked.lines():
-        console.print(plain(line), markup=False)
+    if not answered(unpacked, as_json):
+        print_lines(map(plain, unpacked.lines()))
 
 
 @app.command()
@@ -254,13 +258,10 @@ def verify(
     """
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # of progress
         checked = retable.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
-    if as_json:
-        print_json(checked)
-    else:
+    if not answered(checked, as_json):
         for each in checked:
             console.print(plain(each.line()), markup=False)
-            for line in each.details():
-                console.print(f"  {plain(line)}", markup=False)
+            print_lines(map(plain, each.details()), "  ")
     states = [each.verdict for each in checked]
     if "differs" in states or all(verdict == "not comparable" for verdict in states):
         raise typer.Exit(1)
@@ -277,8 +278,7 @@ def show_run(run: RunName, storage: Where = "results", as_json: Json = False) ->
 
     folder = find_run(Storage.open(storage), run)
     description = describe_run(folder)
-    if as_json:
-        print_json(description)
+    if answered(description, as_json):
         return
     state = f"{description['state']}" + (f": {description['why']}" if description["why"] else "")
     console.print(f"run {description['run']} of {plain(description['task'])}, {plain(state)}", markup=False)
@@ -357,8 +357,7 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
         _show_tables(names, where, as_json)
         return
     filled_tables = tables_of(where)
-    if as_json:
-        print_json(filled_tables)
+    if answered(filled_tables, as_json):
         return
     if not filled_tables:
         raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
@@ -372,7 +371,7 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
         counts = (each["absent"], each["replicates"]) if there else ("", "")
         rows.append((each["table"], each["scale"], filled, *counts, about))
     show(grid(("table", "scale", "rows", "absent", "numbers", "claims"), rows, "rows absent numbers"))
-    defined = {f"{task}/{table}" for task, entry in catalogue()["tasks"].items() for table in entry.get("tables", ())}
+    defined = {f"{task}/{table}" for task in names_of_tasks() for table in entry(task).get("tables", ())}
     rest = sorted(defined - {each["table"] for each in filled_tables})
     console.print(
         f"{len(filled_tables)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False
@@ -413,8 +412,7 @@ def diff(first: RunName, second: RunName, storage: Where = "results", as_json: J
     where = Storage.open(storage)
     one, other = (describe_run(find_run(where, name)) for name in (first, second))
     differences = diff_runs(one, other)
-    if as_json:
-        print_json({"runs": [one["run"], other["run"]], "differences": differences})
+    if answered({"runs": [one["run"], other["run"]], "differences": differences}, as_json):
         return
     if one["task"] != other["task"]:
         errors.print(f"note: a run of {plain(one['task'])} and one of {plain(other['task'])}", markup=False)
@@ -455,11 +453,8 @@ def gc(
     if not where.exists():
         raise UserError(f"{where}: there is nothing here")
     unreferenced, notes = find_unreferenced(where, older_than)
-    if as_json:
-        print_json({"delete": delete, "found": unreferenced, "notes": notes})
-    else:
-        for note in notes:
-            errors.print(plain(note), markup=False)
+    if not answered({"delete": delete, "found": unreferenced, "notes": notes}, as_json):
+        print_lines(map(plain, notes), to=errors)
         if unreferenced:
             show(
                 grid(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +40,12 @@ def names(file: Path) -> list[str]:
     with safe_open(file, "numpy") as opened:
         listed = (opened.metadata() or {}).get("models")
     return [str(name) for name in json.loads(listed)] if listed else [file.stem]
+
+
+def digest(task: str, name: str) -> str:
+    """Return the SHA-256 of the file that holds a model of a task's zoo; empty where there is none."""
+    shipped = zoo(task)
+    return hashlib.sha256(shipped[name].read_bytes()).hexdigest() if name in shipped else ""
 
 
 def read(task: str, name: str) -> bytes:

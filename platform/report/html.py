@@ -13,6 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from retable.platform.commit import code_root
@@ -251,8 +252,9 @@ FOLDER = code_root() / "platform" / "report" / "templates"
 
 
 @cache
-def environment() -> Environment:
-    """Return the Jinja environment of the pages; all text is escaped."""
+def environment(*folders: Path) -> Environment:
+    """Return the Jinja environment of the templates here and in other folders; all text is escaped."""
     from jinja2 import Environment, FileSystemLoader
 
-    return Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    place = FileSystemLoader([*folders, FOLDER])
+    return Environment(loader=place, autoescape=True, trim_blocks=True, lstrip_blocks=True)

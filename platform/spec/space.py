@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import pkgutil
@@ -9,6 +10,7 @@ import runpy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -47,8 +49,6 @@ class Space:
     metric: str
     """A score of the view, or a metric of the training's log, at the last epoch (with early stopping: the best)."""
     mode: Literal["min", "max"]
-    about: str = ""
-    """What is searched, in a line."""
     view: Mapping[str, object] = field(default_factory=dict)
     """How runs are scored, as differences from the task's default view."""
     overrides: Mapping[str, object] = field(default_factory=dict)
@@ -210,6 +210,20 @@ def spaces() -> list[str]:
     import retable.search_spaces
 
     return sorted(module.name for module in pkgutil.iter_modules(retable.search_spaces.__path__))
+
+
+def describe_space(name: str) -> str:
+    """Return the first line of a search space's file, which says what is searched; the file is read, not run.
+
+    Raises:
+        UserError: if it is no Python file in UTF-8.
+    """
+    import retable.search_spaces
+
+    files = (Path(folder, f"{name}.py") for folder in retable.search_spaces.__path__)
+    with _mistakes_in(f"search_spaces/{name}.py"):
+        text = next(file for file in files if file.exists()).read_text(encoding="utf-8")
+        return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 
 def find_space(name: str) -> Space:

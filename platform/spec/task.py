@@ -1,7 +1,8 @@
 """The terms of a task: what a folder `tasks/<name>/` defines so that the platform can run it.
 
-A task is one frozen value, `TASK`, in the folder's `__init__.py`. There is no base class and no registry; the platform
-finds a task by the folder's name.
+A task is one frozen value, `TASK`, of the folder's package. There is no registry; the platform finds a task by the
+folder's name. What `retable list` shows of it is a value of its own, `DESCRIPTION`, if importing `TASK` takes seconds:
+then `task.py` has `TASK`, and `__init__.py` imports it when it is asked for (`lazy_task`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, cast, runtime_checkable
 
 from typing_extensions import TypeVar
@@ -198,7 +200,7 @@ class KeyNumber:
 
 
 def _own() -> Mapping[str, Any]:
-    """Stand for what a task's own modules define; see `Task.__post_init__`."""
+    """Stand for what a task's own modules define; see `Description.__post_init__`."""
     raise NotImplementedError
 
 
@@ -219,8 +221,8 @@ def alone(config: object) -> Hashable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(Generic[C, V, D, L]):
-    """Everything about one published system that the platform needs to know."""
+class Description:
+    """What a task says of itself, without the code that trains: all that `retable list` shows."""
 
     name: str
     about: str
@@ -230,6 +232,21 @@ class Task(Generic[C, V, D, L]):
     """The table or figure that stands for the paper on the first screen of a report; none: its first."""
     key_number: KeyNumber | None = None
     """What the summary of a run shows of the paper, beside the published number."""
+    tables: Callable[[], Mapping[str, Table | Figure]] = _own
+    """The paper's tables and figures with their claims; by default those of its modules `tables` and `claims`."""
+    scales: Callable[[], Mapping[str, Scale]] = _own
+    """By default those of its module `scales`."""
+
+    def __post_init__(self) -> None:
+        for own, read in (("tables", tables_of), ("scales", scales_of)):
+            if getattr(self, own) is _own:
+                object.__setattr__(self, own, partial(read, self.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Description, Generic[C, V, D, L]):
+    """Everything about one published system that the platform needs to know."""
+
     version: int
     """Raised whenever the code's numbers change: old runs then no longer count."""
     config: type[C]
@@ -271,17 +288,8 @@ class Task(Generic[C, V, D, L]):
     metrics: Sequence[str] = ()
     """What a sweep may search for the best of, among the scores and the log's metrics; `iou` also stands for `iou/...`.
     Where there are none, any word is taken."""
-    tables: Callable[[], Mapping[str, Table | Figure]] = _own
-    """The paper's tables and figures with their claims; by default those of its modules `tables` and `claims`."""
-    scales: Callable[[], Mapping[str, Scale]] = _own
-    """By default those of its module `scales`."""
     settings: Sequence[str] = ()
     """Config fields in which a table's rows may differ without their labels saying so: `--set` changes all rows."""
-
-    def __post_init__(self) -> None:
-        for own, read in (("tables", tables_of), ("scales", scales_of)):
-            if getattr(self, own) is _own:
-                object.__setattr__(self, own, partial(read, self.name))
 
     def __repr__(self) -> str:
         return f"<task {self.name}: {self.about}>"
@@ -355,10 +363,35 @@ def find(name: str) -> Task:
     Raises:
         UserError: if there is none of that name, or what it needs is not installed (`extras.Missing`).
     """
+    return cast(Task, _package(name).TASK)
+
+
+def find_description(name: str) -> Description:
+    """Return what a task says of itself: its `DESCRIPTION`, else its `TASK`, which may take seconds to import.
+
+    Raises:
+        UserError: as `find` does.
+    """
+    package = _package(name)
+    return cast(Description, vars(package).get("DESCRIPTION") or package.TASK)
+
+
+def lazy_task(package: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a task's package (PEP 562): it imports `TASK` of its `task.py` at the first use."""
+
+    def attribute(name: str) -> Any:
+        if name != "TASK":
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return importlib.import_module(f"{package}.task").TASK
+
+    return attribute
+
+
+def _package(name: str) -> ModuleType:
     if name not in names():
         raise UserError(_unknown(name))
     extras.check(name)
-    return cast(Task, importlib.import_module(f"retable.tasks.{name}").TASK)
+    return importlib.import_module(f"retable.tasks.{name}")
 
 
 def find_loadable(name: str) -> Task | None:

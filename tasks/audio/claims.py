@@ -25,8 +25,7 @@ from retable.platform.spec.table import AnyRow, Claim, Replicate, Results, claim
 from retable.platform.text import plural
 from retable.tasks.audio import example
 from retable.tasks.audio.figures import validation_losses
-from retable.tasks.audio.metrics import DEPTH, bootstrap
-from retable.tasks.audio.predict import per_query
+from retable.tasks.audio.metrics import DEPTH, bootstrap, per_query
 from retable.tasks.audio.tables import (
     ADDED,
     BEST,

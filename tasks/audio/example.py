@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-
-from matplotlib.figure import Figure as Drawing
+from typing import TYPE_CHECKING
 
 from retable.platform.spec.claims import Verdict, decided, untested
 from retable.platform.spec.table import Measurement, Results, claim, stored_as
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.rewrite.rewriter import rewrite
+
+if TYPE_CHECKING:  # tables name what draws, and a list of them draws nothing
+    from matplotlib.figure import Figure as Drawing
 
 CAPTION = "A person is making noise by tapping their fingernails on a solid surface."
 KEYWORDS = "nails;metal;tapping;rhythm"
@@ -76,6 +78,8 @@ ROWS = [
 
 def draw_example(results: Results) -> Drawing:
     """Draw the caption and its keywords, and below them the sentences of each author side by side."""
+    from matplotlib.figure import Figure as Drawing
+
     sides = {MODEL: ANSWER, RULES: rewritten()}
     drawing = Drawing(figsize=(10, 3.6))
     drawing.text(0.02, 0.93, f"'{CAPTION}' [{', '.join(KEYWORDS.split(';'))}]", color="#3f7ae0", fontsize=10)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import MaxNLocator
 
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Replicate, Results
+
+if TYPE_CHECKING:  # tables name what draws, and a list of them draws nothing
+    from matplotlib.figure import Figure as Drawing
 
 COLOURS = ("#2457c5", "#d9662b")
 SHIFT = 0.03
@@ -23,6 +25,9 @@ def validation_losses(replicate: Replicate) -> Array:
 
 def draw_validation(results: Results, labels: Sequence[str]) -> Drawing:
     """Draw the validation loss over epochs: a line a row through the means of its runs, bars from least to largest."""
+    from matplotlib.figure import Figure as Drawing
+    from matplotlib.ticker import MaxNLocator
+
     drawing = Drawing(figsize=(6, 3.8), layout="constrained")
     axis = drawing.subplots()
     found = {label: rows for label in labels if (rows := results.select(label))}

@@ -11,7 +11,7 @@ to the query than its relevant one, and how many are just as similar.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,8 @@ from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import Estimate, bootstrap_of
 from retable.platform.train.seeds import generator
 
+Summaries = Mapping[str, Mapping[str, Array]]
+"""Shard -> what `predict.summarise` keeps of it."""
 DEPTH = 10
 """Ranks that the challenge's scores look at."""
 MULTI_DEPTH = 16
@@ -234,6 +236,29 @@ def audio_to_text(ties: Ties, captions: Int[Array, " recordings"]) -> dict[str, 
     """
     found = {"a2t_map10": average_precision(ties, captions, DEPTH)}
     return found | {f"a2t_r{k}": any_recall(ties, captions, k) for k in CUTS}
+
+
+def per_query(summaries: Summaries) -> dict[str, Array]:
+    """Return the scores of every caption of a view, and `recording`, what they are clustered by: each (queries,).
+
+    The scores are `map10`, `r1`, `r5`, `r10`, and, of data that know which recordings fit a caption, `map10_multi` and
+    `map16_multi`, not a number for captions that fit none. `bootstrap` of their differences compares two runs.
+    """
+    ordered = [summaries[shard] for shard in sorted(summaries)]
+    names = ("recording", "better", "tied", "map10_multi", "map16_multi")
+    joined = {name: np.concatenate([part[name] for part in ordered]) for name in names if name in ordered[0]}
+    return joined | text_to_audio(joined.pop("better"), joined.pop("tied"))
+
+
+def per_recording(summaries: Summaries) -> dict[str, Array]:
+    """Return the scores of every recording as a query, and `recording`: each (recordings,).
+
+    See `audio_to_text`; not a number for recordings without captions.
+    """
+    parts = list(summaries.values())
+    ties = merge([Ties(part["a2t_value"], part["a2t_count"], part["a2t_relevant"]) for part in parts])
+    captions: Array = np.sum([part["item_captions"] for part in parts], axis=0)
+    return audio_to_text(ties, captions) | {"recording": parts[0]["item_recording"]}
 
 
 def bootstrap(

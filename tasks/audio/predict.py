@@ -22,12 +22,11 @@ from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_
 from retable.tasks.audio.config import SPLITS, Config, View, trained_on
 from retable.tasks.audio.data import RATE, queries
 from retable.tasks.audio.encoders.fingerprint import weights_fingerprint
+from retable.tasks.audio.metrics import Summaries, per_query, per_recording
 from retable.tasks.audio.world.generate import relevant
 
 if TYPE_CHECKING:
     from retable.tasks.audio.model import DualEncoder, Encoders
-
-Summaries = Mapping[str, Mapping[str, Array]]
 
 BLOCK = 1024
 """Captions of a shard."""
@@ -192,29 +191,6 @@ def fitting(source: Source, split: str) -> Array | None:
         FITTING.clear()
         FITTING[key] = relevant(source, split)
     return FITTING[key]
-
-
-def per_query(summaries: Summaries) -> dict[str, Array]:
-    """Return the scores of every caption of a view, and `recording`, what they are clustered by: each (queries,).
-
-    The scores are `map10`, `r1`, `r5`, `r10`, and, of data that know which recordings fit a caption, `map10_multi` and
-    `map16_multi`, not a number for captions that fit none. `metrics.bootstrap` of their differences compares two runs.
-    """
-    ordered = [summaries[shard] for shard in sorted(summaries)]
-    names = ("recording", "better", "tied", "map10_multi", "map16_multi")
-    joined = {name: np.concatenate([part[name] for part in ordered]) for name in names if name in ordered[0]}
-    return joined | metrics.text_to_audio(joined.pop("better"), joined.pop("tied"))
-
-
-def per_recording(summaries: Summaries) -> dict[str, Array]:
-    """Return the scores of every recording as a query, and `recording`: each (recordings,).
-
-    See `metrics.audio_to_text`; not a number for recordings without captions.
-    """
-    parts = list(summaries.values())
-    ties = metrics.merge([metrics.Ties(part["a2t_value"], part["a2t_count"], part["a2t_relevant"]) for part in parts])
-    captions: Array = np.sum([part["item_captions"] for part in parts], axis=0)
-    return metrics.audio_to_text(ties, captions) | {"recording": parts[0]["item_recording"]}
 
 
 def evaluate(config: Config, view: View, summaries: Summaries, source: Source) -> dict[str, float]:

@@ -1,9 +1,10 @@
-"""What the platform is told of this task; see `platform.task`."""
+"""What the platform needs to train, predict and score; `__init__.py` has what `retable list` shows."""
 
 from __future__ import annotations
 
 from retable.platform.spec.resources import Requirements, Stage
-from retable.platform.spec.task import Dataset, KeyNumber, Task
+from retable.platform.spec.task import Dataset, Task
+from retable.tasks.audio import DESCRIPTION
 from retable.tasks.audio.config import Config, Pretrained, View
 from retable.tasks.audio.data import Recordings, arrays, read
 from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, validate
@@ -23,11 +24,7 @@ def needs(config: Config, stage: Stage) -> Requirements:
 
 
 TASK = Task(
-    name="audio",
-    about="the recording that a sentence describes",
-    paper="Primus et al., CP-JKU's submission to task 6b of the DCASE 2023 challenge, 2023",
-    telling="table2",
-    key_number=KeyNumber("table2", "ensemble", "mAP@10", "mAP@10 of the ensemble (paper: of 8), %"),
+    **vars(DESCRIPTION),
     version=3,
     config=Config,
     view=View,

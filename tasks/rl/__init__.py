@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-from retable.platform.spec.resources import Requirements, Stage
-from retable.platform.spec.task import Dataset, KeyNumber, Task
-from retable.tasks.rl.config import Config, View
-from retable.tasks.rl.data import arrays, check_data, open_transitions, read
-from retable.tasks.rl.learner import OfflineLearner, cost, gpu_work, group
-from retable.tasks.rl.predict import check, evaluate, predict, view_cost
-from retable.tasks.rl.prune.validate import validate
-from retable.tasks.rl.recordings.prepare import describe, is_published, prepare
+from typing import TYPE_CHECKING
 
+from retable.platform.spec.task import Description, KeyNumber, lazy_task
 
-def needs(config: Config, stage: Stage) -> Requirements:
-    """Return what a training or a prediction takes: small networks share a GPU; rollouts step simulators, on CPUs."""
-    return Requirements(gpus=0.25 if stage == "train" else 0.0)
+if TYPE_CHECKING:
+    from retable.tasks.rl.task import TASK as TASK
 
-
-TASK = Task(
+DESCRIPTION = Description(
     name="rl",
     about="single-shot pruning before offline reinforcement learning",
     paper="Arnob et al., Single-Shot Pruning for Offline Reinforcement Learning, 2021, https://arxiv.org/abs/2112.15579",
     telling="figure1",
     key_number=KeyNumber("table1", "SNIP 95 %", "Actor", "MB of the actor's file, SNIP at 95 %"),
-    version=3,
-    config=Config,
-    view=View,
-    dataset=Dataset(
-        where=lambda config: f"rl/{config.environment}/{config.data}",
-        prepare=prepare,
-        read=read,
-        arrays=arrays,
-        open=open_transitions,
-        describe=describe,
-        published=is_published,
-        notes=check_data,
-    ),
-    learner=OfflineLearner,
-    validate=validate,
-    predict=predict,
-    evaluate=evaluate,
-    group=group,
-    cost=cost,
-    gpu_work=gpu_work,
-    needs=needs,
-    view_cost=view_cost,
-    check=check,
-    metrics=("return", "behaviour_share", "score", "return_std", "length"),
-    settings=("epochs", "steps"),
 )
+
+__getattr__ = lazy_task(__name__)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from torch import Tensor
 
 from retable.platform.config import override, set_line
 from retable.platform.console import (
@@ -29,15 +28,13 @@ from retable.platform.console import (
 from retable.platform.errors import UserError
 from retable.platform.spec.task import Source, find
 from retable.platform.store.storage import Storage
-from retable.tasks.rl import data
-from retable.tasks.rl.formats.compact import HEAVIEST, TYPES
-from retable.tasks.rl.formats.sizes import file_bytes
+from retable.tasks.rl.formats.precisions import TYPES
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import check_sizes
-from retable.tasks.rl.recordings import d4rl
-from retable.tasks.rl.recordings.prepare import make_recording
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from retable.platform.store.download import Published
 
 app = typer.Typer(
@@ -97,6 +94,8 @@ def fetch(
     Example: `retable data fetch rl halfcheetah-expert-v2 hopper-expert-v2 walker2d-expert-v2`
     """
     from retable.platform.store import download
+    from retable.tasks.rl import data
+    from retable.tasks.rl.recordings import d4rl
     from retable.tasks.rl.tools.minari import import_minari
 
     root, published = Storage.open(storage), {**d4rl.published(), **download.read_published(SOURCES)}
@@ -119,6 +118,8 @@ def _check_new(root: Storage, replace: bool, wanted: Published) -> None:
     Raises:
         UserError: then, unless it is to be replaced.
     """
+    from retable.tasks.rl import data
+
     for file in wanted.files:
         entry = D4RL["files"][file.checksum.removeprefix("sha256:")]
         data.check_new(data.folder(root, entry["environment"], entry["name"]), replace)
@@ -147,6 +148,9 @@ def make(
 
     Example: `retable data make rl --env hopper`, `retable data make rl --env hopper --mix expert,imperfect,random`
     """
+    from retable.tasks.rl import data
+    from retable.tasks.rl.recordings.prepare import make_recording
+
     if policy not in ("expert", "random"):
         raise UserError(f"--policy {policy}: use expert or random")
     parts = items("--mix", mix, str)
@@ -177,6 +181,8 @@ def check(
 
     Example: `retable data check rl hopper_expert-v2.hdf5`
     """
+    from retable.tasks.rl import data
+    from retable.tasks.rl.recordings import d4rl
     from retable.tasks.rl.tools import minari
 
     root = Storage.open(storage)
@@ -220,6 +226,8 @@ def convert(
 
     Example: `retable data convert rl hopper_expert-v2.hdf5`, then `retable reproduce rl/figure1 --scale paper`
     """
+    from retable.tasks.rl import data
+
     how: dict[str, Any] = {
         "skip": items("--skip", skip, whole, "number of an episode", "3,17"),
         "mending": _mending(mend),
@@ -280,6 +288,7 @@ def export(
     """
     from retable.platform.models.export import export
     from retable.tasks.rl.export import POLICIES
+    from retable.tasks.rl.formats.sizes import file_bytes
 
     if policy not in (None, *POLICIES):
         raise UserError(f"--policy {policy}: use {', '.join(POLICIES)}")
@@ -309,6 +318,7 @@ def play(
     """
     from retable.platform import api
     from retable.platform.execute.scoring import score_weights
+    from retable.tasks.rl import data
     from retable.tasks.rl.export import own_policy
 
     changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
@@ -333,7 +343,9 @@ def play(
 
 def _policy_file(file: Path, env: str | None) -> tuple[Any, Mapping[str, Tensor], Source, str]:
     """Read a policy's file: what `predict` asks for, and the policy it was written for."""
+    from retable.tasks.rl import data
     from retable.tasks.rl.export import read_policy
+    from retable.tasks.rl.formats.compact import HEAVIEST
 
     if not file.is_file():
         raise UserError(f"{file}: no such file; `retable rl export` writes one")

@@ -17,7 +17,8 @@ from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.tasks.rl.config import Bc, Bcq, Config
 from retable.tasks.rl.data import played_in, simulator
-from retable.tasks.rl.formats.compact import NAME, Precision, deployable, pack, read_about, unpack
+from retable.tasks.rl.formats.compact import NAME, deployable, pack, read_about, unpack
+from retable.tasks.rl.formats.precisions import Precision
 from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.model import build, generator, unstack
 from retable.tasks.rl.play.acting import NOISE, Policy, acting

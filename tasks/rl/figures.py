@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from matplotlib import rcParams
-from matplotlib.figure import Figure as Drawing
 
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import mean_of
@@ -32,6 +30,9 @@ from retable.tasks.rl.learning.readings import (
     policy_gaps,
     updates_needed,
 )
+
+if TYPE_CHECKING:  # tables name what draws, and a list of them draws nothing
+    from matplotlib.figure import Figure as Drawing
 
 PRUNERS = ("snip", "grasp")
 COLOURS = {"bcq": "#2457c5", "bc": "#d9662b"}
@@ -69,6 +70,13 @@ FORMAT_STYLES: Mapping[str, Mapping[str, Any]] = {
     "compact_int8": {"color": "#d9662b", "linestyle": ":"},
 }
 """How figure 4 draws formats."""
+
+
+def themed(part: Literal["text.color", "axes.facecolor"] = "text.color") -> Any:
+    """Return a color of the style that is drawn in: of text, unless another part is named."""
+    from matplotlib import rcParams
+
+    return rcParams[part]
 
 
 def band(
@@ -203,7 +211,7 @@ def draw_layers(results: Results) -> Drawing:
             values = [results.values(row, f"kept/{network}/{layer}", environment=environment) for layer in layers]
             x = np.arange(len(layers)) + 0.27 * (position - (len(rows) - 1) / 2)
             colour = ("#aab2c0", "#2457c5", "#d9662b")[position]
-            style = {"color": colour, "ecolor": rcParams["text.color"], "label": row}
+            style = {"color": colour, "ecolor": themed(), "label": row}
             axis.bar(x, [v.mean() for v in values], 0.27, yerr=[v.std() for v in values], **style)
         axis.set_yscale("log")
         axis.set_xticks(range(len(layers)), layers)
@@ -222,7 +230,7 @@ def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.6))
     for axis, (network, title) in zip(axes, NETWORKS.items(), strict=True):
         dense = float(results.values("dense", f"bytes/{network}/dense").mean())
-        axis.axhline(dense / 1e6, color=rcParams["text.color"], linewidth=1.2, label="dense file")
+        axis.axhline(dense / 1e6, color=themed(), linewidth=1.2, label="dense file")
         evens: dict[str, tuple[float, float]] = {}  # two formats with one break-even are named once
         for form, style in FORMAT_STYLES.items():
             x, sizes = file_sizes(results, network, form, sparsities)
@@ -233,7 +241,7 @@ def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
                 axis.plot(100 * even, dense / 1e6, "o", markersize=7, fillstyle="none", color=style["color"])
                 evens.setdefault(f"{100 * even:.0f} %", (100 * even, dense / 1e6))
         for text, point in evens.items():
-            box = {"boxstyle": "square,pad=0.05", "facecolor": rcParams["axes.facecolor"], "edgecolor": "none"}
+            box = {"boxstyle": "square,pad=0.05", "facecolor": themed("axes.facecolor"), "edgecolor": "none"}
             axis.annotate(text, point, (4, 5), textcoords="offset points", fontsize=8, bbox=box)
         axis.set(title=title, xlabel="sparsity, %", yscale="log", xlim=(-6, 99))
         axis.yaxis.set_major_formatter("{x:g}")
@@ -268,12 +276,12 @@ def draw_curves(axis: Any, results: Results, environment: str, policy: str) -> N
         seeds = over_updates(results, row, **at).values()
         points = sorted({updates for checkpoints in seeds for updates, _ in checkpoints})
         scores = [np.array([100 * s for pairs in seeds for u, s in pairs if u == point]) for point in points]
-        colour = style.get("color", rcParams["text.color"])
+        colour = style.get("color", themed())
         thin = {key: value for key, value in style.items() if key != "color"}
         band(axis, points, scores, colour, shade=0.06, markersize=4, linewidth=1.4, label=row, **thin)
     dense = final(results, "dense", "behaviour_share", **at)
     for level in LEVELS if dense.size else ():
-        axis.axhline(100 * level * dense.mean(), color=rcParams["text.color"], linewidth=0.8, linestyle=(0, (1, 2)))
+        axis.axhline(100 * level * dense.mean(), color=themed(), linewidth=0.8, linestyle=(0, (1, 2)))
     axis.set(title=NAMES[policy], xlabel="updates", ylabel="return, % of the behaviour's")
     axis.xaxis.set_major_formatter("{x:,.0f}")
 
@@ -286,7 +294,7 @@ def draw_needed(axis: Any, results: Results, environment: str, policy: str) -> N
         for level, filled in zip(LEVELS, ("none", "full"), strict=True):
             seeds = updates_needed(results, row, level, environment, policy).values()
             there = [needed.updates for needed in seeds if needed.reached]
-            style = {"color": rcParams["text.color"], **LINES[row], "linestyle": "none", "fillstyle": filled}
+            style = {"color": themed(), **LINES[row], "linestyle": "none", "fillstyle": filled}
             axis.plot(there, [position] * len(there), **style)
             words.append(f"{100 * level:.0f} %: {in_words(seeds)}")
         where = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 6.5}
@@ -309,8 +317,8 @@ def draw_critic(results: Results) -> Drawing:
         for position, (row, data) in enumerate(bars):
             gaps = 100 * policy_gaps(results, row, environment, data)
             if len(gaps):
-                mark_gaps(axis, position, gaps, STYLES["snip"]["color"] if row != "dense" else rcParams["text.color"])
-        axis.axhline(0, color=rcParams["text.color"], linewidth=0.8)
+                mark_gaps(axis, position, gaps, STYLES["snip"]["color"] if row != "dense" else themed())
+        axis.axhline(0, color=themed(), linewidth=0.8)
         axis.set_xticks(range(len(bars)), [f"{row}\n{data.removeprefix('d4rl-')}" for row, data in bars])
         axis.set(title="BCQ minus BC", xlim=(-0.5, len(bars) - 0.2), ylabel="of the behaviour's return, %")
         dress(axis, environment)

@@ -14,8 +14,7 @@ from typing import Any
 
 from retable.platform.spec.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.rl import figures
-from retable.tasks.rl.formats.compact import Precision
-from retable.tasks.rl.formats.sizes import COMPACT
+from retable.tasks.rl.formats.precisions import COMPACT, Precision
 from retable.tasks.rl.learning import readings
 from retable.tasks.rl.learning.readings import CONTROLS, METHODS, NETWORKS, label
 from retable.tasks.rl.learning.readings import FORMATS as FORMAT_NAMES

@@ -24,8 +24,6 @@ from retable.platform.console import (
 from retable.platform.errors import disk_errors
 from retable.platform.store.storage import Storage
 from retable.tasks.style.data_cli import DATA
-from retable.tasks.style.files import images
-from retable.tasks.style.networks.weights import import_weights
 from retable.tasks.style.tools.pictures.judge_cli import judge
 from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result
 from retable.tasks.style.tools.video.video_cli import video
@@ -126,6 +124,7 @@ def compare(
 
     Example: `retable style compare latest lake.jpg --epochs 1,5,10 -o sheet.png`
     """
+    from retable.tasks.style.files import images
     from retable.tasks.style.tools.pictures import batches
     from retable.tasks.style.tools.pictures.stylise import Options
 
@@ -151,6 +150,7 @@ def weights(
     Example: `retable style weights vgg19-dcbb9e9d.pth`, then `retable style image lake.jpg
     --style my_painting.jpg --weights SHA256 --out out.png`
     """
+    from retable.tasks.style.networks.weights import import_weights
     from retable.tasks.style.tools.pictures.stylise import network_name
 
     where = Storage.open(storage)
@@ -179,6 +179,7 @@ def distil(
     `retable style weights small.safetensors` says
     """
     from retable.platform.models.predict import expand
+    from retable.tasks.style.files import images
     from retable.tasks.style.tools.distil import distil as train
 
     files, notes = expand(photographs, images.SUFFIXES, "pictures")

@@ -20,15 +20,6 @@ from retable.platform.console import (
 from retable.platform.errors import UserError
 from retable.platform.spec.task import data_folder, data_sets
 from retable.platform.store.storage import Storage
-from retable.tasks.style.files.check import check as check_folder
-from retable.tasks.style.files.prepare import (
-    GENERATED,
-    PHOTOGRAPHS,
-    describe,
-    import_folder,
-    index_folder,
-    make_generated,
-)
 
 if TYPE_CHECKING:
     from retable.platform.store.download import Published
@@ -49,6 +40,7 @@ def fetch(
     Example: `retable data fetch style coco2017`
     """
     from retable.platform.store import download
+    from retable.tasks.style.files.prepare import describe, index_folder
 
     def folder(wanted: Published) -> Path:
         place = data_folder(Storage.open(storage), "style", wanted.name)
@@ -73,6 +65,8 @@ def make(
 
     Example: `retable data make style`
     """
+    from retable.tasks.style.files.prepare import GENERATED, PHOTOGRAPHS, describe, make_generated
+
     if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
         raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
     target = data_folder(Storage.open(storage), "style", name)
@@ -89,6 +83,8 @@ def check(
 
     Example: `retable data check style ~/Pictures`
     """
+    from retable.tasks.style.files.check import check as check_folder
+
     if path is not None and not Storage.open(path).exists():
         raise UserError(f"{path}: no folder; give one that holds pictures")
     show_checked([Storage.open(path)] if path else data_sets(Storage.open(storage), "style"), check_folder)
@@ -105,6 +101,8 @@ def import_(
 
     Example: `retable data import style ~/Pictures --name mine`
     """
+    from retable.tasks.style.files.prepare import describe, import_folder
+
     target = data_folder(Storage.open(storage), "style", name)
     info = import_folder(folder, target, name, test, every)
     print_lines(info["left_out"], "left out: ")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import rcParams
-from matplotlib.figure import Figure as Drawing
-from matplotlib.patches import Rectangle
 
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Replicate, Results
 from retable.tasks.style.config import OptimiseImage
+
+if TYPE_CHECKING:  # tables name what draws, and a list of them draws nothing
+    from matplotlib.figure import Figure as Drawing
 
 COLOURS = ("#2457c5", "#d9662b", "#2a8f62", "#8a4fbf")
 VERSION1, VERSION2 = "version 1", "version 2"
@@ -82,6 +82,8 @@ def result(replicate: Replicate, caption: str) -> Panel:
 
 def draw_lines(lines: Sequence[Sequence[Panel | None]]) -> Drawing:
     """Draw lines of pictures in aligned columns, each picture in its own shape; None leaves a place free."""
+    from matplotlib.figure import Figure as Drawing
+
     columns = [[panel for panel in column if panel] for column in zip(*lines, strict=True)]
     widths = [max([HEIGHT * panel.aspect for panel in column], default=HEIGHT) for column in columns]
     drawing = Drawing(figsize=(sum(widths) + 0.1 * len(widths), (HEIGHT + 0.5) * len(lines)), layout="constrained")
@@ -136,6 +138,8 @@ def draw_paintings(results: Results) -> Drawing:
 
 def draw_large(results: Results) -> Drawing:
     """Draw figure 8: photograph and result reduced, with the painting; below, a piece of both as it is."""
+    from matplotlib.patches import Rectangle
+
     (replicate,) = results.select(VERSION2)
     photograph, painting = sources(replicate)
     made = result(replicate, VERSION2)
@@ -160,6 +164,8 @@ def losses_of(replicate: Replicate, relative: bool) -> Array:
 
 def draw_losses(results: Results, relative: bool) -> Drawing:
     """Draw figures 2 and 5: the loss over evaluations, on a logarithmic axis; the first photograph thick."""
+    from matplotlib.figure import Figure as Drawing
+
     drawing = Drawing(figsize=(7.5, 4), layout="constrained")
     axis = drawing.subplots()
     drawn = {label: rows for label, rows in results.replicates.items() if rows}
@@ -180,6 +186,9 @@ def draw_losses(results: Results, relative: bool) -> Drawing:
 
 def draw_criteria(results: Results) -> Drawing:
     """Draw figure 4: seconds of one evaluation with each loss function, and the judged errors where runs end."""
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure as Drawing
+
     drawing = Drawing(figsize=(11, 2.9), layout="constrained")
     axes = drawing.subplots(1, 3, sharey=True)
     for position, (label, colour) in enumerate(zip(CRITERIA, COLOURS, strict=True)):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from retable.platform.errors import UserError
+from retable.platform.models.zoo import digest
 from retable.platform.store.run import sample_path
 from retable.platform.train.seeds import generator
 from retable.platform.train.worker import Worker, autocast
@@ -22,7 +23,7 @@ from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImag
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.backbones import BackboneNetwork, build
 from retable.tasks.style.networks.tiling import layers
-from retable.tasks.style.networks.transformer import find, untrained, zoo_digest
+from retable.tasks.style.networks.transformer import find, untrained
 from retable.tasks.style.streams import NETWORK, SAMPLE, STEP, torch_seed
 
 VALIDATION = 4
@@ -52,7 +53,7 @@ class ZooLearner:
         Raises:
             UserError: where there is none of this name, or its file is another one.
         """
-        if method.digest not in ("", zoo_digest(method.name)):
+        if method.digest not in ("", digest("style", method.name)):
             raise UserError(f"method.digest: {method.name} of the zoo is another file by now; leave it out")
         self.network = find(method.name)
 

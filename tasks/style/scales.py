@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from retable.platform.config import describe
+from retable.platform.models.zoo import digest
 from retable.platform.spec.table import AnyTable, Measurement, Row
 from retable.platform.spec.task import Scale
 from retable.tasks.style.files.assets import LARGE
-from retable.tasks.style.networks.transformer import zoo_digest
 from retable.tasks.style.tables import BACKBONES, FIGURE7, STYLISED1, STYLISED2, UNTRAINED
 
 
@@ -116,7 +116,7 @@ TRAINED: Mapping[str, object] = {
 """The small trained backbones that come with the task, which end at stage 3."""
 QUICK = Reduced(
     image={**TRAINED, "method.objective.style_weight": 1e7, "method.size": 160, "epochs": 4, "steps": 20},
-    network={"method": "zoo_network", "method.digest": zoo_digest("great_wave"), "epochs": 1, "steps": 1},
+    network={"method": "zoo_network", "method.digest": digest("style", "great_wave"), "epochs": 1, "steps": 1},
     photographs=("mountain",),
     sizes={512: 160},
     timed=256,

@@ -17,7 +17,7 @@ from typing import Any
 
 from retable.platform.spec.table import Column, Figure, Measurement, Row, Table
 from retable.tasks.style import figures
-from retable.tasks.style.apply.timing import seconds_of_4k, seconds_of_criteria, seconds_of_versions
+from retable.tasks.style.apply.measurements import seconds_of_4k, seconds_of_criteria, seconds_of_versions
 from retable.tasks.style.figures import CRITERIA, TIMED_CRITERIA, VERSION1, VERSION2, of_photograph
 from retable.tasks.style.files import assets
 

@@ -23,8 +23,9 @@ from retable.tasks.weather.metrics import (
     paired_difference,
     sequence_counts,
     squared_errors,
+    thresholds,
+    validated,
 )
-from retable.tasks.weather.predict import thresholds, validated
 from retable.tasks.weather.tables import (
     ALL_DRY,
     ALL_RAIN,

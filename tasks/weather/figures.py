@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure as Drawing
 
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Replicate, Results
 from retable.tasks.weather.config import STEPS
-from retable.tasks.weather.metrics import MINUTES, cut
-from retable.tasks.weather.predict import thresholds
+from retable.tasks.weather.metrics import MINUTES, cut, thresholds
 from retable.tasks.weather.verification import Band, Verification
 
-COLOURS = ListedColormap(["#f4f1ea", "#2457c5", "#c9c4b8"])
+if TYPE_CHECKING:  # tables name what draws, and a list of them draws nothing
+    from matplotlib.figure import Figure as Drawing
+
+COLOURS = ("#f4f1ea", "#2457c5", "#c9c4b8")
 """Dry, rain, no radar."""
 REGION = "roxi_0004"
 """The region of the paper's figure, whose year is 2020; where there is none of that year, the last one is drawn."""
@@ -38,6 +38,9 @@ def draw_forecasts(results: Results) -> Drawing:
 
     Without a forecast of the region the drawing is empty.
     """
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure as Drawing
+
     replicates = [rows[0] for rows in results.replicates.values() if rows]
     years = {
         shard.split("/")[1] for member in replicates for shard in member.summaries() if shard.endswith(f"/{REGION}")
@@ -53,7 +56,7 @@ def draw_forecasts(results: Results) -> Drawing:
     axes = drawing.subplots(len(rows), hours, squeeze=False)
     for axis_row, (name, maps) in zip(axes, rows, strict=True):
         for hour, (axis, shown) in enumerate(zip(axis_row, maps, strict=True)):
-            axis.imshow(shown, cmap=COLOURS, vmin=0, vmax=2, interpolation="nearest")
+            axis.imshow(shown, cmap=ListedColormap(COLOURS), vmin=0, vmax=2, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
             axis.set_title(f"{hour + 1} h, {share(shown):.1%}", fontsize=8)

@@ -16,7 +16,7 @@ import numpy as np
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import Estimate, bootstrap_of
 from retable.platform.train.seeds import generator
-from retable.tasks.weather.config import STEPS
+from retable.tasks.weather.config import STEPS, View
 from retable.tasks.weather.w4c.preprocess import MASKED
 
 Summaries = Mapping[str, Mapping[str, Array]]
@@ -171,6 +171,42 @@ def best_thresholds(histograms: Sequence[Array]) -> Array:
     """Return the best threshold of each lead time, float64 (L,), of histograms (n, L, 201, 2); see `best_threshold`."""
     leads = zip(*(np.moveaxis(table, 1, 0) for table in histograms), strict=True)
     return np.array([best_threshold(list(lead)) for lead in leads])
+
+
+def validated(summaries: Summaries) -> dict[str, Array]:
+    """Return the histograms of the validation shards by place, `year/region`: what anything is tuned on."""
+    return {
+        shard.partition("/")[2]: summary["histogram"]
+        for shard, summary in summaries.items()
+        if shard.startswith("validation/")
+    }
+
+
+def thresholds(view: View, summaries: Summaries) -> dict[str, Threshold]:
+    """Return the threshold of each shard of the view's split; tuned ones are the best on the validation shards."""
+    own = [shard for shard in summaries if shard.startswith(f"{view.split}/")]
+    return thresholds_of(own, view, validated(summaries))
+
+
+def thresholds_of(shards: Sequence[str], view: View, histograms: Mapping[str, Array]) -> dict[str, Threshold]:
+    """Return the threshold of each of some shards, whose own events need not be known.
+
+    Args:
+        shards: names `split/year/region`.
+        view: how the threshold is chosen.
+        histograms: of the validation shards, by `year/region` (`validated`); needed where it is tuned. A place that has
+            none, as those of the transfer challenge, has the best threshold of all of them together.
+    """
+    if isinstance(view.threshold, float):
+        return dict.fromkeys(shards, view.threshold)
+    if view.threshold == "tuned":
+        return dict.fromkeys(shards, best_threshold(list(histograms.values())))
+    best = best_thresholds if view.threshold == "tuned_per_region_and_lead" else best_threshold
+    places = {shard: shard.partition("/")[2] for shard in shards}
+    return {
+        shard: best([histograms[place]] if place in histograms else list(histograms.values()))
+        for shard, place in places.items()
+    }
 
 
 def isotonic(histograms: Sequence[Array]) -> Array:

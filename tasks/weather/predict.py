@@ -17,7 +17,7 @@ from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, Retrieval, View
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.learner import sample_cost
-from retable.tasks.weather.metrics import Threshold
+from retable.tasks.weather.metrics import thresholds, validated
 from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.models.baselines import RetrievalForecaster
 from retable.tasks.weather.w4c.frames import Frames
@@ -160,42 +160,6 @@ def summarise(
 ) -> dict[str, Array]:
     """Return what a shard's scores at any threshold are computed from, and an example for the figure."""
     return metrics.summarise(predictions["probability"], events(config, source, shard))
-
-
-def validated(summaries: Mapping[str, Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the histograms of the validation shards by place, `year/region`: what anything is tuned on."""
-    return {
-        shard.partition("/")[2]: summary["histogram"]
-        for shard, summary in summaries.items()
-        if shard.startswith("validation/")
-    }
-
-
-def thresholds(view: View, summaries: Mapping[str, Mapping[str, Array]]) -> dict[str, Threshold]:
-    """Return the threshold of each shard of the view's split; tuned ones are the best on the validation shards."""
-    shards_here = [shard for shard in summaries if shard.startswith(f"{view.split}/")]
-    return thresholds_of(shards_here, view, validated(summaries))
-
-
-def thresholds_of(shards: Sequence[str], view: View, histograms: Mapping[str, Array]) -> dict[str, Threshold]:
-    """Return the threshold of each of some shards, whose own events need not be known.
-
-    Args:
-        shards: names `split/year/region`.
-        view: how the threshold is chosen.
-        histograms: of the validation shards, by `year/region` (`validated`); needed where it is tuned. A place that has
-            none, as those of the transfer challenge, has the best threshold of all of them together.
-    """
-    if isinstance(view.threshold, float):
-        return dict.fromkeys(shards, view.threshold)
-    if view.threshold == "tuned":
-        return dict.fromkeys(shards, metrics.best_threshold(list(histograms.values())))
-    best = metrics.best_thresholds if view.threshold == "tuned_per_region_and_lead" else metrics.best_threshold
-    places = {shard: shard.partition("/")[2] for shard in shards}
-    return {
-        shard: best([histograms[place]] if place in histograms else list(histograms.values()))
-        for shard, place in places.items()
-    }
 
 
 def evaluate(

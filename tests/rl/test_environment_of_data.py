@@ -33,7 +33,6 @@ DEFAULTS = {"env_spec": {"id": "Hopper-v5", "max_episode_steps": 1000, "kwargs":
 
 def command(*words: str) -> None:
     """Run `retable` with these words, in this process."""
-    app.mount([*words])
     app.app([*words], standalone_mode=False)
 
 

@@ -36,7 +36,7 @@ def task(tmp_path, monkeypatch):
 def exported(about=()):
     from retable.tasks.fifth.config import Config
     from retable.tasks.fifth.export import FORMAT
-    from retable.tasks.fifth.learner import build
+    from retable.tasks.fifth.model import build
 
     return export.sealed(build(Config()).state_dict(), export.described(FORMAT, Config(), dict(about)))
 

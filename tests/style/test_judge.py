@@ -151,7 +151,7 @@ def test_the_command_prints_networks_and_pictures(tmp_path):
 
 
 def test_pictures_that_are_too_small_to_judge_are_told_before_networks_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(judge_cli, "judge_network", lambda *given: pytest.fail("a network was run"))
+    monkeypatch.setattr(judge, "judge_network", lambda *given: pytest.fail("a network was run"))
     for name, shape in (("tiny", (50, 50, 3)), ("panorama", (100, 900, 3))):
         images.write(tmp_path / f"{name}.png", noise(shape))
     for arguments, line in (
@@ -166,7 +166,7 @@ def test_a_shortage_of_memory_is_told(tmp_path, monkeypatch):
     def short(*given):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9000000000 bytes")
 
-    monkeypatch.setattr(judge_cli, "judge_network", short)
+    monkeypatch.setattr(judge, "judge_network", short)
     monkeypatch.setattr(judge_cli, "backbone", lambda *given: None)
     found = CliRunner().invoke(app, ["judge", "great_wave", "--storage", str(tmp_path)])
     assert isinstance(found.exception, UserError) and "choose a smaller --size" in str(found.exception)

@@ -5,6 +5,7 @@ import csv
 import pytest
 
 from retable.platform.config import fingerprint, override
+from retable.platform.models.zoo import digest
 from retable.platform.spec.space import find_space, point_config
 from retable.platform.spec.table import Measurement, Row, expand
 from retable.platform.spec.task import config_at, scaled
@@ -16,7 +17,6 @@ from retable.tasks.style.config import Alexnet, Config, OptimiseImage, Vgg16, Vg
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.learner import cost
 from retable.tasks.style.networks import backbones, weights
-from retable.tasks.style.networks.transformer import zoo_digest
 from retable.tasks.style.tables import IMAGE, UHD
 from tests.table_results import results_of
 
@@ -246,7 +246,7 @@ def test_quick_trains_no_network_and_names_the_zoos_file():
     methods = [config.method for config in found]
     assert all(config.epochs * config.steps == 1 for config in found if isinstance(config.method, ZooNetwork))
     (zoo,) = [method for method in methods if isinstance(method, ZooNetwork)]
-    assert zoo == ZooNetwork(name="great_wave", digest=zoo_digest("great_wave")) and len(zoo.digest) == 64
+    assert zoo == ZooNetwork(name="great_wave", digest=digest("style", "great_wave")) and len(zoo.digest) == 64
     assert len(methods) == 1 + 5, "the wave in its shape, two backbones, and two more paintings of figure 7"
 
 

@@ -8,13 +8,14 @@ import torch
 
 from retable.platform.config import override
 from retable.platform.errors import UserError
+from retable.platform.models.zoo import digest
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.tasks.style import TASK
 from retable.tasks.style.config import Config, View, ZooNetwork
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.learner import ZooLearner, build_learner, cost, gpu_work
-from retable.tasks.style.networks.transformer import find, stylise, zoo_digest
+from retable.tasks.style.networks.transformer import find, stylise
 from retable.tasks.style.predict import evaluate, predict, view_cost
 
 CONFIG = override(Config(), {"method": "zoo_network", "epochs": 1, "steps": 1})
@@ -40,7 +41,7 @@ def test_its_pictures_are_the_zoos_and_are_judged_with_the_gate_of_version_2(sou
 
 
 def test_another_file_of_the_zoo_is_another_run():
-    assert ZooLearner(ZooNetwork(digest=zoo_digest("great_wave")))
+    assert ZooLearner(ZooNetwork(digest=digest("style", "great_wave")))
     with pytest.raises(UserError, match=r"method\.digest: great_wave of the zoo is another file by now"):
         ZooLearner(ZooNetwork(digest="0" * 64))
     with pytest.raises(UserError, match="nosuch"):

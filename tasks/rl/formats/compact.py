@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,9 +39,8 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
+from retable.tasks.rl.formats.precisions import TYPES, Precision
 from retable.tasks.rl.sparse.inference import ACTING
-
-Precision = Literal["float32", "float16", "int8"]
 
 MAGIC, VERSION = b"RTSN", 1
 START = struct.Struct("<4sB3xII")
@@ -55,8 +54,6 @@ HEAVIEST = START.size + LONGEST + 6 * LARGEST
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 """A name in a file: errors print it, and it could hold lines or a terminal's commands."""
 ESCAPE = 255
-TYPES = {"float32": ("<u4", "<f4"), "float16": ("<u2", "<f2"), "int8": ("u1", "i1")}
-"""Precision -> the type of the bits and of the number."""
 
 
 @dataclass(frozen=True)

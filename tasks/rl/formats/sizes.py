@@ -14,9 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.tasks.rl.formats.compact import Precision, assemble, deployable, encode
-
-COMPACT: dict[str, Precision] = {"compact": "float32", "compact_float16": "float16", "compact_int8": "int8"}
+from retable.tasks.rl.formats.compact import assemble, deployable, encode
+from retable.tasks.rl.formats.precisions import COMPACT
 
 
 def saved(state: Mapping[str, Tensor]) -> bytes:

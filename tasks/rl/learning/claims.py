@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from itertools import permutations
 
 import numpy as np
-from scipy.stats import rankdata
 
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import LEAST, Status, Verdict, join, mean_of, untested
@@ -98,6 +97,8 @@ def rank_correlation(a: Array, b: Array) -> Array:
 
     SciPy's own `spearmanr` gives NaN and a warning for a constant.
     """
+    from scipy.stats import rankdata  # it takes a second
+
     ranks = [rankdata(values, axis=1) for values in (a, b)]
     a, b = (values - values.mean(axis=1, keepdims=True) for values in ranks)
     scale = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))

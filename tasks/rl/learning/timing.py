@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from retable.platform.spec.table import stored_as
-from retable.platform.train.worker import Worker
 from retable.tasks.rl.config import Bc, Config
-from retable.tasks.rl.learner import OfflineLearner
-from retable.tasks.rl.model import bc_action, bcq_action
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @stored_as("speed")
 def speed(config: Config) -> dict[str, float]:
     """Measure the milliseconds of one update and of acting in one state, at HalfCheetah's size on random data."""
+    import torch  # here: tables name what measures, and a list of them measures nothing
+
+    from retable.platform.train.worker import Worker
+    from retable.tasks.rl.learner import OfflineLearner
+    from retable.tasks.rl.model import bc_action, bcq_action
+
     torch.set_num_threads(1)
     states, actions = 17, 6
     data = RandomTransitions(config, states, actions)
@@ -48,6 +54,8 @@ class RandomTransitions:
 
     def sample(self, member: int, size: int) -> dict[str, Tensor]:
         """Return `size` transitions."""
+        import torch
+
         drawn = torch.Generator().manual_seed(self.seed)
         shapes = {"observation": self.states, "action": self.actions, "next_observation": self.states, "reward": 1}
         tensors = {name: torch.randn(size, width, generator=drawn) for name, width in shapes.items()}

@@ -17,9 +17,9 @@ import torch
 from torch.nn import functional
 
 from retable.platform.config import override
-from retable.platform.spec.table import stored_as
 from retable.platform.spec.task import Source
 from retable.platform.train.worker import best_device, threads
+from retable.tasks.style.apply.measurements import BUDGET, SHIPPED
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation, version1
 from retable.tasks.style.config import Config, Lbfgs, OptimiseImage, TrainNetwork
 from retable.tasks.style.data import photograph, tests
@@ -34,10 +34,6 @@ FEWEST, MOST = 3, 50
 """Timings of one measurement: as many as its budget allows, within these."""
 FEWEST_ROUNDS = 8
 """Rounds in which criteria are timed in turn, at the least: a median's 95 % interval takes 6."""
-SHIPPED = 3
-"""Photographs that come with the task."""
-BUDGET = 20.0
-"""Seconds for each system; a GPU needs fewer for as many timings as are taken at most."""
 UHD = (2480, 4032)
 """Height and width of the paper's large photograph."""
 ENDS = ("", "_low", "_high")
@@ -78,7 +74,6 @@ def optimisation(config: Config) -> tuple[ImageOptimisation, int]:
     return job, method.optimizer.history + 1 if isinstance(method.optimizer, Lbfgs) else 2
 
 
-@stored_as("seconds_of_criteria")
 def seconds_of_criteria(config: Config, budget: float = 240.0) -> dict[str, float]:
     """Time steps of version 1 with each criterion in turn, so that what else the machine does slows all of them alike.
 
@@ -203,7 +198,6 @@ def all_cores() -> AbstractContextManager[None]:
     return threads(os.cpu_count() or 1)
 
 
-@stored_as("seconds_of_versions")
 def seconds_of_versions(
     config: Config, photographs: int = SHIPPED, budget: float = BUDGET, source: Source | None = None
 ) -> dict[str, float]:
@@ -232,7 +226,6 @@ def seconds_of_versions(
     return metrics
 
 
-@stored_as("seconds_of_4k")
 def seconds_of_4k(config: Config) -> dict[str, float]:
     """Time version 2 on 4032 x 2480 pixels: `network_seconds` with quartiles, `gpu` and `photographs`."""
     return network(config, UHD)

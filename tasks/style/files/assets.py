@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from retable.tasks.style.files import images
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
 
 FOLDER = Path(__file__).parents[1] / "pictures"
 PAPER = ("great_wave", "starry_night", "the_scream")
@@ -41,5 +40,9 @@ def calibration() -> Float[Tensor, "n 3 192 192"]:
 
     The shorter side is resized to 192 pixels by area averaging, and the centre is cut out.
     """
+    import torch  # here: tables and options name these pictures, and read none
+
+    from retable.tasks.style.files import images
+
     shipped = [FOLDER / f"{name}.jpg" for name in (*PAPER, *PHOTOGRAPHS)]
     return torch.cat([images.to_tensor(images.square(images.read(path).pixels, SIDE)) for path in shipped])

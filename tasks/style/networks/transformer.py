@@ -19,7 +19,6 @@ from retable.platform.models import export
 from retable.platform.models.zoo import names
 from retable.platform.models.zoo import zoo as files
 from retable.platform.store import weights
-from retable.platform.store.run import sha256
 from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork, ZooNetwork
 from retable.tasks.style.networks.layouts import FIRST, MANIFEST, convert, read_folder
@@ -44,7 +43,6 @@ __all__ = [  # what the network's own modules offer is had from here too
     "trained",
     "untrained",
     "zoo",
-    "zoo_digest",
 ]
 
 
@@ -228,11 +226,6 @@ def is_file(name: str) -> bool:
 def zoo() -> dict[str, Path]:
     """Return the files of the package's trained networks, by name."""
     return files("style")
-
-
-def zoo_digest(name: str) -> str:
-    """Return the SHA-256 of the file that holds a network of the zoo; empty where there is none."""
-    return sha256(zoo()[name].read_bytes()) if name in zoo() else ""
 
 
 def find(name: str, painting: str = "") -> TransformerNetwork:

@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="halves",
-    about="learning rate and limit",
     domains={"rate": tune.grid_search([0.001, 0.1]), "view.limit": tune.grid_search([0.1, 0.5, 2.5])},
     metric="hits",
     mode="max",

@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="line",
-    about="learning rate, by Optuna with early stopping",
     domains={"rate": tune.loguniform(1e-3, 1.0)},
     metric="rmse",
     mode="min",

@@ -6,7 +6,6 @@ from retable.platform.spec.space import Space
 
 SPACE = Space(
     task="line",
-    about="learning rate",
     domains={"rate": tune.grid_search([0.001, 0.1])},
     metric="rmse",
     mode="min",

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from docs.cli import whole
 from retable.platform.cli import app as cli
 from retable.platform.spec.task import find
 from tests.command_line import accepted
@@ -23,7 +22,7 @@ def walked(command, path):
         yield from walked(inner, f"{path} {name}")
 
 
-COMMANDS = dict(walked(typer.main.get_command(whole()), "retable"))
+COMMANDS = dict(walked(typer.main.get_command(cli.app), "retable"))
 
 
 def examples(text):
@@ -59,7 +58,6 @@ def test_the_command_line_takes_an_example(words, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("my.py", "published.csv"):
         Path(name).touch()
-    cli.mount(words[1:])
     accepted(words[1:])
 
 

@@ -52,7 +52,6 @@ def asked(there, monkeypatch):
     monkeypatch.setenv("RETABLE_STORAGE", there.root)
 
     def call(*words):
-        cli.mount(words)
         done = CliRunner().invoke(cli.app, [*map(str, words), "--json"])
         assert done.exit_code == 0, done.exception
         return json.loads(done.stdout)
@@ -76,7 +75,6 @@ def test_every_command_with_json_has_a_section():
 
 
 def test_list(monkeypatch):
-    cli.mount(["list"])
     answer = json.loads(CliRunner().invoke(cli.app, ["list", "--json"]).stdout)
     answer["tasks"]["absent"] = {"missing": "retable[absent] is not installed"}
     compare("retable list --json", answer)

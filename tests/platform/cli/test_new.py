@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from retable.platform.cli.app import app
-from retable.platform.cli.new import check_name, constant, write_task
+from retable.platform.cli.new import PARTS, check_name, constant, write_task
 from retable.platform.cli.published import Line, digits, number, read_published
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
@@ -97,6 +97,13 @@ def test_what_is_no_table_is_refused_in_a_line(table, text, why):
     assert "\n" not in str(said.value)
 
 
+@pytest.mark.parametrize("task", ["audio", "rl", "style", "weather"])
+def test_who_knows_what_is_written_knows_where_things_are_in_the_four_tasks(task):
+    elsewhere = {"style": {"metrics", "model"}}  # its networks/, and apply/judge.py
+    there = {path.stem for path in (ROOT / "tasks" / task).glob("*.py")}
+    assert set(PARTS) - there == elsewhere.get(task, set())
+
+
 @pytest.mark.parametrize("name", ["", "My_paper", "1st", "a-b", "class", "rl", "../x", "x" * 41])
 def test_names_that_cannot_be_used(name):
     with pytest.raises(UserError, match=r"cannot name a task|is taken"):
@@ -118,18 +125,8 @@ def test_nothing_is_written_over_and_what_is_left_to_do_is_said(table, tmp_path,
     assert done.exit_code == 0 and "export RETABLE_TASKS" not in done.output
     assert "the row 'B'; say in tables.py" in done.output and "not measured yet: 'Speed'" in done.output
     files = {path.name: path.read_text() for path in (tmp_path / "mine").rglob("*.py")}
-    assert sorted(files) == [
-        "__init__.py",
-        "answer.py",
-        "best.py",
-        "config.py",
-        "conftest.py",
-        "data.py",
-        "export.py",
-        "learner.py",
-        "tables.py",
-        "test_fifth.py",
-    ]
+    written = {"conftest.py", "test_fifth.py"} | {f"{name}.py" for name in PARTS}
+    assert files.keys() == written
     (tmp_path / "papers").symlink_to(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
     lost = CliRunner().invoke(app, ["plan", "fifth"])

@@ -40,7 +40,6 @@ def reproduced(storage, tmp_path, monkeypatch):
 
     monkeypatch.setattr(api, "carry_out", carried_out)
     words = ["reproduce", TABLE, "--no-train", "--storage", storage.root]
-    cli.mount(words)
     ended = CliRunner().invoke(cli.app, words)
     assert ended.exit_code == 0, ended.exception
     return screen.getvalue()[begun[0] :]

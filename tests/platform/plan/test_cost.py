@@ -324,7 +324,6 @@ def test_spot_is_known_in_the_words_of_each_cloud(node, is_spot):
 
 def test_the_repositorys_own_files_go_together_and_the_command_prints_them(tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "GPU", tmp_path / "none.json")
-    cli.mount([])
     where = ["--storage", str(tmp_path), "--cluster", str(ROOT / "cluster.yaml"), "--prices", str(ROOT / "prices.toml")]
     shown = CliRunner().invoke(cli.app, ["plan", "line/table1", "line/figure1", *where])
     assert shown.exit_code == 0, shown.output

@@ -638,7 +638,6 @@ def test_whole_bundles_of_wrong_values_are_refused_or_read_in_one_line(contents,
 
 
 def retable_words(*words):
-    cli.mount(words)
     cli.app([*words], standalone_mode=False)
 
 
@@ -756,7 +755,6 @@ def test_verify_finds_equal_runs_equal_and_names_the_metric_that_was_changed(tra
 
 
 def run_words(*words):
-    cli.mount([str(word) for word in words])
     sys.exit(cli.app([str(word) for word in words], standalone_mode=False))
 
 

@@ -9,7 +9,7 @@ import retable
 from retable.platform.api import config_at
 from retable.platform.config import fingerprint, override
 from retable.platform.errors import UserError
-from retable.platform.spec.space import Space, find_space, load_space, point_config, point_view, spaces
+from retable.platform.spec.space import Space, describe_space, find_space, load_space, point_config, point_view, spaces
 from retable.platform.spec.task import find
 from retable.platform.store.run import view_key
 
@@ -97,7 +97,7 @@ def test_a_choice_that_a_point_makes_keeps_the_fields_set_for_it():
 @pytest.mark.parametrize("name", spaces())
 def test_every_space_is_sound_at_every_scale(name):
     searched = find_space(name)
-    assert searched.about and find(searched.task).metrics
+    assert describe_space(name).endswith(".") and find(searched.task).metrics
     task = find(searched.task)
     points = searched.points() or searched._draw(5)
     for scale in task.scales():

@@ -212,9 +212,9 @@ def test_a_submissions_threshold_is_tuned_on_validation(trained, tmp_path, monke
     if how == "tuned":  # a place without validation has the threshold of all
         validated = {place: histogram for place, histogram in predict.validated(summaries).items()}
         for each in ("tuned_per_region", "tuned_per_region_and_lead"):
-            apart = predict.thresholds_of(["test/2021/roxi_0008"], replace(view, threshold=each), validated)
+            apart = metrics.thresholds_of(["test/2021/roxi_0008"], replace(view, threshold=each), validated)
             assert np.shape(apart["test/2021/roxi_0008"]) == (() if each == "tuned_per_region" else (8,))
-        alone = predict.thresholds_of(["test/2021/roxi_0008"], replace(view, threshold="tuned_per_region"), validated)
+        alone = metrics.thresholds_of(["test/2021/roxi_0008"], replace(view, threshold="tuned_per_region"), validated)
         assert alone["test/2021/roxi_0008"] == by["test/2019/boxi_0015"]
     with pytest.raises(UserError, match="threshold"):
         cli.submit([folder.fingerprint], tmp_path / "b.zip", storage.root, "test", 0, "best")

@@ -113,19 +113,14 @@ def write_page(path: Path, index: Index, words: str, like: Path | None, hits: Se
     Raises:
         UserError: where it cannot be written.
     """
-    from jinja2 import Environment, FileSystemLoader
-
-    from retable.platform.report.html import FOLDER
+    from retable.platform.report.html import FOLDER, environment
 
     beside = path.absolute().parent
 
     def address(file: str) -> str:
         return quote(Path(os.path.relpath(index.folder / file, beside)).as_posix())
 
-    place = FileSystemLoader([Path(__file__).parent, FOLDER])
-    template = Environment(loader=place, autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template(
-        "hits.html.j2"
-    )
+    template = environment(Path(__file__).parent).get_template("hits.html.j2")
     query = " and ".join(part for part in (words, f"like {like.name}" if like else "") if part)
     page = template.render(
         css=(FOLDER / "report.css").read_text(),

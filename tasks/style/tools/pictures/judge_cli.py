@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -12,13 +12,12 @@ from rich.table import Table
 from retable.platform.console import Where, console, counted, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.style.apply.judge import LEAST, burnt, judge_network, lattice
 from retable.tasks.style.config import Squeezenet
-from retable.tasks.style.files import assets, images
-from retable.tasks.style.files.images import Pixels
-from retable.tasks.style.networks.backbones import BackboneNetwork, build
-from retable.tasks.style.networks.weights import import_weights
-from retable.tasks.style.tools.pictures.memory import shortage_told
+from retable.tasks.style.files import assets
+
+if TYPE_CHECKING:
+    from retable.tasks.style.files.images import Pixels
+    from retable.tasks.style.networks.backbones import BackboneNetwork
 
 COLUMNS = {
     "lattice": ".0f",
@@ -61,6 +60,9 @@ def judge(
 
     Example: `retable style judge great_wave mine.safetensors --painting great_wave`
     """
+    from retable.tasks.style.apply.judge import burnt, judge_network, lattice
+    from retable.tasks.style.files import images
+    from retable.tasks.style.tools.pictures.memory import shortage_told
     from retable.tasks.style.tools.pictures.stylise import find_network
 
     where = Storage.open(storage)
@@ -89,6 +91,9 @@ def judged_picture(path: Path, size: int = 0) -> Pixels:
     Raises:
         UserError: where it cannot be read, or has fewer pixels than a lattice shows in.
     """
+    from retable.tasks.style.apply.judge import LEAST
+    from retable.tasks.style.files import images
+
     pixels = images.fit(images.read(path).pixels, size)
     height, width = pixels.shape[:2]
     if min(height, width) < LEAST:
@@ -98,6 +103,8 @@ def judged_picture(path: Path, size: int = 0) -> Pixels:
 
 def is_picture(name: str) -> bool:
     """Return whether a file name has the suffix of a picture."""
+    from retable.tasks.style.files import images
+
     return Path(name).suffix.lower() in images.SUFFIXES
 
 
@@ -121,5 +128,8 @@ def backbone(named: str, storage: Storage) -> BackboneNetwork:
     Raises:
         UserError: where its weights cannot be had.
     """
+    from retable.tasks.style.networks.backbones import build
+    from retable.tasks.style.networks.weights import import_weights
+
     source = import_weights(Path(named), storage) if Path(named).is_file() else named
     return build(Squeezenet(weights=source, normalise=False), 0, storage)

@@ -27,8 +27,9 @@ from retable.platform.store import provenance, weights
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.metrics import validated
 from retable.tasks.weather.model import convert_reference
-from retable.tasks.weather.predict import evaluate, load, validated
+from retable.tasks.weather.predict import evaluate, load
 from retable.tasks.weather.tools.forecasts.exchange import summaries_of
 from retable.tasks.weather.w4c.prepare import prepare
 

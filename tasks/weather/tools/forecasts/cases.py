@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure as Drawing
 
 from retable.platform.spec.arrays import Array
@@ -59,7 +59,9 @@ def draw_cases(cases: Sequence[Case]) -> Drawing:
     for number, case in enumerate(cases):
         radar, *forecasts = axes[lines * number : lines * (number + 1)]
         for column, lead in enumerate(shown):
-            radar[column].imshow(case.events[lead], cmap=COLOURS, vmin=0, vmax=2, interpolation="nearest")
+            radar[column].imshow(
+                case.events[lead], cmap=ListedColormap(COLOURS), vmin=0, vmax=2, interpolation="nearest"
+            )
             radar[column].set_title(f"{MINUTES * (lead + 1) / 60:g} h", fontsize=8)
         radar[0].set_ylabel(f"{case.title}\nradar", fontsize=8)
         for row, forecast in zip(forecasts, case.forecasts, strict=True):

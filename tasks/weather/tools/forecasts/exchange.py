@@ -19,6 +19,7 @@ from retable.platform.store.storage import Storage
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS, Config, View
 from retable.tasks.weather.data import sequences
+from retable.tasks.weather.metrics import thresholds_of, validated
 from retable.tasks.weather.model import Forecaster, convert_reference
 from retable.tasks.weather.predict import (
     check,
@@ -28,8 +29,6 @@ from retable.tasks.weather.predict import (
     reads,
     shards,
     summarise,
-    thresholds_of,
-    validated,
 )
 from retable.tasks.weather.tools.forecasts import netcdf
 from retable.tasks.weather.w4c.layout import Index

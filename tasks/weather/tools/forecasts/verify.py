@@ -17,9 +17,9 @@ from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.figures import draw_scores
-from retable.tasks.weather.metrics import MINUTES
+from retable.tasks.weather.metrics import MINUTES, thresholds
 from retable.tasks.weather.model import Forecaster
-from retable.tasks.weather.predict import events, forecast_windows, reads, shards, thresholds
+from retable.tasks.weather.predict import events, forecast_windows, reads, shards
 from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, agreement, cases, draw_agreement, draw_cases
 from retable.tasks.weather.tools.forecasts.exchange import Opened, check_alike
 from retable.tasks.weather.verification import SCORES, Band, Verification
@@ -114,9 +114,7 @@ def write_page(
     runs: Sequence[Opened], parts: Sequence[Verification], shown: Sequence[Case], votes: Array, out: Path
 ) -> Path:
     """Write the page and what lies beside it."""
-    from jinja2 import Environment, FileSystemLoader
-
-    from retable.platform.report.html import FOLDER, size_of
+    from retable.platform.report.html import FOLDER, environment, size_of
     from retable.platform.report.write import pictures
 
     folder = Storage.open(out)
@@ -136,25 +134,27 @@ def write_page(
             texts = (f"{number:.6g}" for number in numbers)
             writer.writerow((part.label, about, where, name, *texts, describe(runs[0].source.info)))
     folder.write("scores.csv", table.getvalue())
-    templates = FileSystemLoader([Path(__file__).parent])
-    environment = Environment(loader=templates, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     counts = parts[0].counts
-    page = environment.get_template("verification.html.j2").render(
-        css=(FOLDER / "report.css").read_text(),
-        rows=[facts(part) for part in parts],
-        widths=parts[0].widths,
-        first=parts[0].label,
-        shown=min(len(runs), SHOWN),
-        floor=float(parts[0].all_rain().mean()),
-        pictures=list(draw),
-        sizes=sizes,
-        split=runs[0].view.split,
-        data=describe(runs[0].source.info),
-        caution=caution(runs[0].source.info),
-        sequences=sum(confusion.shape[1] for confusion in counts.values()),
-        places=len(counts),
-        threshold=runs[0].view.threshold,
-        run=runs[0].run.fingerprint,
+    page = (
+        environment(Path(__file__).parent)
+        .get_template("verification.html.j2")
+        .render(
+            css=(FOLDER / "report.css").read_text(),
+            rows=[facts(part) for part in parts],
+            widths=parts[0].widths,
+            first=parts[0].label,
+            shown=min(len(runs), SHOWN),
+            floor=float(parts[0].all_rain().mean()),
+            pictures=list(draw),
+            sizes=sizes,
+            split=runs[0].view.split,
+            data=describe(runs[0].source.info),
+            caution=caution(runs[0].source.info),
+            sequences=sum(confusion.shape[1] for confusion in counts.values()),
+            places=len(counts),
+            threshold=runs[0].view.threshold,
+            run=runs[0].run.fingerprint,
+        )
     )
     folder.write("index.html", page)
     return out / "index.html"

@@ -1,0 +1,133 @@
+"""Groups of commands that the tasks bring, and what `retable list` prints of them.
+
+A task's `cli.py` is imported when one of its commands, or their help, is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any, Final, cast
+
+import typer
+from typer.core import TyperGroup
+
+from retable.platform.spec import task as tasks
+from retable.platform.spec.extras import Missing, check
+from retable.platform.store.storage import Record
+
+MARKUP: Final = "markdown"
+"""How help is written."""
+VERBS = {
+    "fetch": "Download a task's published data, check and convert them.\n\nExample: `retable data fetch rl` (a list)",
+    "make": "Write generated or recorded data in the task's real format.\n\nExample: `retable data make style`",
+    "check": "List every defect of a data set, one line each.\n\nExample: `retable data check style ~/Pictures`",
+    "convert": "Read the real public files into the form that training streams.\n\n"
+    "Example: `retable data convert rl hopper_expert-v2.hdf5`",
+    "import": "Convert other real data to the task's layout.\n\n"
+    "Example: `retable data import style ~/Pictures --name mine`",
+}
+"""Commands of `retable data`: what each does, with an example."""
+DATA_HELP = "Download, make, check, convert or import a task's data.\n\nExample: `retable data make weather --size 36`"
+ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+class LazyGroup(TyperGroup):
+    """A group of commands that is made when its help or one of its commands is asked for."""
+
+    def __init__(self, name: str, about: str, load: Callable[[], TyperGroup]) -> None:
+        super().__init__(name=name, short_help=about, no_args_is_help=True, rich_markup_mode=MARKUP)
+        self.load = load
+        del self.help, self.commands  # `__getattr__` is asked for them
+
+    def __getattr__(self, attribute: str) -> Any:
+        """Return the help or the commands, and load the group for that."""
+        if attribute not in ("help", "commands"):
+            raise AttributeError(attribute)
+        group = self.load()
+        self.help, self.commands = group.help, group.commands
+        return vars(self)[attribute]
+
+
+class Commands(TyperGroup):
+    """The command `retable`: the platform's commands, a group for each task that has some, and `data`."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        for name in filter(tasks.has_commands, tasks.names()):
+            self.add_command(LazyGroup(name, f"Commands of the task {name}.", partial(task_group, name)))
+        verbs = [LazyGroup(verb, first_paragraph(text), partial(verb_group, verb)) for verb, text in VERBS.items()]
+        self.add_command(
+            TyperGroup(name="data", help=DATA_HELP, commands=verbs, no_args_is_help=True, rich_markup_mode=MARKUP)
+        )
+
+
+def task_group(name: str) -> TyperGroup:
+    """Return the commands of a task.
+
+    Raises:
+        Missing: where what it needs is not installed.
+    """
+    return _group(name, _cli(name).app)
+
+
+def verb_group(verb: str) -> TyperGroup:
+    """Return a group of `retable data`: a command for each task that has it, or that says what is not installed."""
+    app = typer.Typer(help=VERBS[verb])
+    for name in filter(tasks.has_commands, tasks.names()):
+        try:
+            if command := _cli(name).DATA.get(verb):
+                app.command(name)(command)
+        except Missing as error:
+            app.command(name, help=str(error), context_settings=ANYTHING)(_refusing(error))
+    return _group(verb, app)
+
+
+def _refusing(error: Missing) -> Callable[[], None]:
+    def refuse() -> None:
+        raise error
+
+    return refuse
+
+
+def _cli(name: str) -> ModuleType:
+    check(name)
+    return importlib.import_module(f"retable.tasks.{name}.cli")
+
+
+def _group(name: str, app: typer.Typer) -> TyperGroup:
+    outer = typer.Typer(rich_markup_mode=MARKUP)
+    outer.add_typer(app, name=name)
+    return cast(TyperGroup, typer.main.get_group(outer).commands[name])
+
+
+def entry(name: str) -> Record:
+    """Return what a task says of itself: `about`, `tables` and `scales`; or `missing`, what is not installed."""
+    try:
+        task = tasks.find_description(name)
+    except Missing as error:
+        return {"missing": str(error)}
+    return {
+        "about": task.about,
+        "tables": {table: content.title for table, content in task.tables().items()},
+        "scales": {scale: str(content) for scale, content in task.scales().items()},
+    }
+
+
+def commands_of(name: str) -> Record:
+    """Return the help of a task's commands: `help` of the group, `commands`, and `data` by verb."""
+    if not tasks.has_commands(name):
+        return {"help": "", "commands": {}, "data": {}}
+    group = task_group(name)
+    return {
+        "help": group.help or f"Commands of the task {name}.",
+        "commands": {each: first_paragraph(command.help) for each, command in group.commands.items()},
+        "data": {verb: first_paragraph(command.__doc__) for verb, command in _cli(name).DATA.items()},
+    }
+
+
+def first_paragraph(text: str | None) -> str:
+    """Return the first paragraph of a help text, in one line."""
+    return " ".join((text or "").split("\n\n")[0].split())
