@@ -19,6 +19,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
+    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
@@ -144,7 +145,8 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Advance]:
     if title and not console.is_interactive:
         console.print(title, markup=False)
     rate = [_RateColumn(unit)] if unit else []
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    count = MofNCompleteColumn() if unit else TaskProgressColumn()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
     started = printed = time.monotonic()
     with Progress(*columns, *rate, console=console, transient=True, disable=not console.is_interactive) as bar:
         job = bar.add_task(title, total=None)
@@ -156,7 +158,7 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Advance]:
             if unit and bar.disable and now - printed >= EVERY:
                 printed, speed = now, max(done, 1) / max(now - started, 1e-9)
                 left = f", about {clock((total - done) / speed)} left" if total else ""
-                line = f"{title}: {done:.0f}/{total or '?'} {unit}, {speed:.1f} {unit}/s{left}"
+                line = f"{text or title}: {done:.0f}/{total or '?'} {unit}, {speed:.1f} {unit}/s{left}"
                 console.print(line, markup=False)
 
         yield advance
@@ -176,8 +178,10 @@ def items(option: str, text: str, kind: Callable[[str], T], noun: str = "number"
         UserError: naming the option and the item that is not of that kind.
     """
     found = []
-    for word in filter(None, map(str.strip, text.split(","))):
+    for word in map(str.strip, text.split(",") if text else []):
         try:
+            if not word:
+                raise ValueError
             found.append(kind(word))
         except ValueError as error:
             raise UserError(f"{option} {text}: {word!r} is no {noun}; write {example}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+import shlex
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -50,12 +51,12 @@ def redact_command(words: Sequence[str]) -> str:
             shown[place] = f"{named[1]}={HIDDEN}"
         elif place and re.fullmatch(rf"--{SECRET}", words[place - 1], re.IGNORECASE):
             shown[place] = HIDDEN
-    return " ".join(shown)
+    return " ".join(shlex.quote(word) if len(word.split()) > 1 else word for word in shown)
 
 
 def portable(command: str) -> str:
-    """Return a command without its `--storage`: where results lay is nobody else's business."""
-    return re.sub(r" --storage[ =]\S+", "", command)
+    """Return a kept command without its `--storage`: where results lay is nobody else's business."""
+    return re.sub(r" (?:--storage[ =](?:'[^']*'|\S+)|'--storage=[^']*')", "", command)
 
 
 class UserError(Exception):

@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 import typer
 from typer.core import TyperGroup
 
+from retable.platform.errors import one_line
 from retable.platform.spec import task as tasks
 from retable.platform.spec.extras import Missing, check
 from retable.platform.store.storage import Record
@@ -32,6 +33,8 @@ VERBS = {
 """Commands of `retable data`: what each does, with an example."""
 DATA_HELP = "Download, make, check, convert or import a task's data.\n\nExample: `retable data make weather --size 36`"
 ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
+LOADED = ("help", "commands", "params", "callback", "invoke_without_command", "epilog")
+"""What a group has of its task's."""
 
 
 class LazyGroup(TyperGroup):
@@ -40,14 +43,14 @@ class LazyGroup(TyperGroup):
     def __init__(self, name: str, about: str, load: Callable[[], TyperGroup]) -> None:
         super().__init__(name=name, short_help=about, no_args_is_help=True, rich_markup_mode=MARKUP)
         self.load = load
-        del self.help, self.commands  # `__getattr__` is asked for them
+        for attribute in LOADED:  # `__getattr__` is asked for them
+            delattr(self, attribute)
 
     def __getattr__(self, attribute: str) -> Any:
-        """Return the help or the commands, and load the group for that."""
-        if attribute not in ("help", "commands"):
+        """Return the help, the commands or what a task's own callback has, and load the group for that."""
+        if attribute not in LOADED:
             raise AttributeError(attribute)
-        group = self.load()
-        self.help, self.commands = group.help, group.commands
+        vars(self).update({name: value for name, value in vars(self.load()).items() if name in LOADED})
         return vars(self)[attribute]
 
 
@@ -74,18 +77,18 @@ def task_group(name: str) -> TyperGroup:
 
 
 def verb_group(verb: str) -> TyperGroup:
-    """Return a group of `retable data`: a command for each task that has it, or that says what is not installed."""
+    """Return a group of `retable data`: a command for each task that has it, or that says why it cannot be had."""
     app = typer.Typer(help=VERBS[verb])
     for name in filter(tasks.has_commands, tasks.names()):
         try:
-            if command := _cli(name).DATA.get(verb):
+            if command := getattr(_cli(name), "DATA", {}).get(verb):
                 app.command(name)(command)
-        except Missing as error:
-            app.command(name, help=str(error), context_settings=ANYTHING)(_refusing(error))
+        except Exception as error:  # a task's own code: the others' commands work nevertheless
+            app.command(name, help=one_line(error), context_settings=ANYTHING)(_refusing(error))
     return _group(verb, app)
 
 
-def _refusing(error: Missing) -> Callable[[], None]:
+def _refusing(error: Exception) -> Callable[[], None]:
     def refuse() -> None:
         raise error
 
@@ -124,7 +127,7 @@ def commands_of(name: str) -> Record:
     return {
         "help": group.help or f"Commands of the task {name}.",
         "commands": {each: first_paragraph(command.help) for each, command in group.commands.items()},
-        "data": {verb: first_paragraph(command.__doc__) for verb, command in _cli(name).DATA.items()},
+        "data": {verb: first_paragraph(command.__doc__) for verb, command in getattr(_cli(name), "DATA", {}).items()},
     }
 
 

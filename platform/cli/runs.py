@@ -36,7 +36,7 @@ ScaleName = Annotated[
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a config field: path=value. May be repeated.")]
 Rows = Annotated[
     list[str] | None,
-    typer.Option("--rows", metavar="LABEL", help="Only rows with this label; `*` stands for any text. Repeatable."),
+    typer.Option("--rows", metavar="LABEL", help="Choose rows by their label; `*` stands for any text. Repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TableNames = Annotated[

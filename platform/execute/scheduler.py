@@ -250,9 +250,9 @@ class Scheduler:
     def stop(self) -> None:
         """Drop every trial that has not started."""
         left = [*self.ready, *(spec for spec, _ in self.held_by_others.values())]
-        self.not_begun += sum(len(spec["members"]) for spec in left) + sum(
-            len(self.stacks[job]) for job in self.blocked
-        )
+        blocked = [train_key(each.folder.path) for job in self.blocked for each in self.stacks[job]]
+        self.not_begun += sum(len(spec["members"]) for spec in left)
+        self.not_begun += sum(key not in self.order.failed for key in blocked)
         for waiting in (self.ready, self.blocked, self.held_by_others):
             waiting.clear()
 

@@ -265,7 +265,9 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
             board.stop("a node")
         else:
             node = ray.get_runtime_context().get_node_id()
-        capacity = next(each["Resources"] for each in alive_nodes() if each["NodeID"] == node)
+        capacity = next((each["Resources"] for each in alive_nodes() if each["NodeID"] == node), None)
+        if capacity is None:
+            raise UserError(f"node {node}, which measurements wanted, is gone; run the command again")
         alone: dict[str, Any] = {
             "num_cpus": capacity.get("CPU", 0.0),
             "num_gpus": capacity.get("GPU", 0.0),

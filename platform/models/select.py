@@ -89,6 +89,7 @@ def choose(
     runs: Sequence[TrainedRun],
     score: Callable[[TrainedRun], float],
     metric: str,
+    *,
     mode: Literal["max", "min"] = "max",
     comparable: Callable[[TrainedRun], Hashable] = _same_data,
     smoke: bool = False,
@@ -168,7 +169,10 @@ def _number(run: TrainedRun, score: Callable[[TrainedRun], float], failures: lis
 
 
 def is_real(info: Info) -> bool:
-    """Return whether `dataset.json` is of measured data; sets without its `real` said so in words of their task."""
+    """Return whether `dataset.json` is of measured data.
+
+    Sets without `real` said so in words of their task, and where there are none they count as measured.
+    """
     generated = "generated" in (info.get("kind"), info.get("source")) or info.get("generated")
     return bool(info.get("real", not (generated or info.get("simulated_satellite"))))
 

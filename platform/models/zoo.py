@@ -13,7 +13,7 @@ from safetensors import safe_open
 from retable.platform.errors import UserError, nearest
 from retable.platform.models import contract
 from retable.platform.spec import extras
-from retable.platform.spec.task import folder
+from retable.platform.spec.task import find_description, folder
 
 _LONG = ("config", "metrics", "versions", "data_digest")
 """What a file says of itself and a list does not; the command stands for the config."""
@@ -22,15 +22,15 @@ _LONG = ("config", "metrics", "versions", "data_digest")
 def zoo(task: str) -> dict[str, Path]:
     """Return the models in a task's zoo and their files, by name; the task is not imported for that.
 
-    Every file holds a model, but for notes (`.md`) and hidden files; folders hold other things. One of several models
-    names them in its metadata, as `models`.
+    Files that do not end as the task's exports do hold other things. One of several models names them in its metadata,
+    as `models`.
 
     Raises:
         UserError: if there is no such task.
     """
-    files = sorted((folder(task) / "zoo").glob("*"), key=lambda file: file.stem)
-    models = [file for file in files if file.is_file() and file.suffix != ".md" and not file.name.startswith(".")]
-    return {name: file for file in models for name in names(file)}
+    suffix = find_description(task).model_suffix
+    files = sorted((folder(task) / "zoo").glob(f"[!.]*{suffix}"), key=lambda file: file.stem)
+    return {name: file for file in files for name in names(file)}
 
 
 def names(file: Path) -> list[str]:

@@ -334,7 +334,8 @@ class Plan:
         Args:
             rates: name -> units a second, of `gpu.json`, which `python -m benchmarks gpu` writes.
         """
-        work = [training.task.gpu_work(training.config) for training in self.missing]
+        on_gpu = [training for training in self.missing if training.task.needs(training.config, "train").gpus]
+        work = [training.task.gpu_work(training.config) for training in on_gpu]
         timed = [units / rates[name] for name, units in filter(None, work) if name in rates]
         return sum(timed) / 3600, len(work) - len(timed)
 

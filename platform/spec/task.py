@@ -140,7 +140,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Generic[C, D]):
-    """How a task comes by its data."""
+    """How a task obtains its data."""
 
     where: Callable[[C], str]
     """Config -> the data set's folder, relative to `<storage>/data/`."""
@@ -236,6 +236,8 @@ class Description:
     """The paper's tables and figures with their claims; by default those of its modules `tables` and `claims`."""
     scales: Callable[[], Mapping[str, Scale]] = _own
     """By default those of its module `scales`."""
+    model_suffix: str = ".safetensors"
+    """How the files end that its export writes, and its zoo holds."""
 
     def __post_init__(self) -> None:
         for own, read in (("tables", tables_of), ("scales", scales_of)):

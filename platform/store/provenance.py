@@ -137,11 +137,12 @@ def collect(task: str = "") -> dict[str, object]:
     Args:
         task: whose numbers; `code` then has the digests of its code.
     """
-    name = Path(sys.argv[0]).name  # of `python -m retable.platform.cli`, as jobs run it, a file's
+    program = Path(sys.argv[0])  # of `python -m retable.platform.cli`, as jobs run it, a file
+    name = "retable" if program.match("platform/cli/__main__.py") else program.name
     return {
         **(code_ran(task) if task else _git()),
         "versions": versions(),
         **here(),
-        "command": redact_command([name if name != "__main__.py" else "retable", *sys.argv[1:]]),
+        "command": redact_command([name, *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

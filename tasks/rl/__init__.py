@@ -14,6 +14,7 @@ DESCRIPTION = Description(
     about="single-shot pruning before offline reinforcement learning",
     paper="Arnob et al., Single-Shot Pruning for Offline Reinforcement Learning, 2021, https://arxiv.org/abs/2112.15579",
     telling="figure1",
+    model_suffix=".rtsn",
     key_number=KeyNumber("table1", "SNIP 95 %", "Actor", "MB of the actor's file, SNIP at 95 %"),
 )
 

@@ -23,7 +23,7 @@ def best(runs: Sequence[TrainedRun]) -> dict[str, Choice]:
     """
     named = group_by_name(runs, name)
     metric = "style and content error on photographs of no table"
-    return {each: choose(each, some, score, metric, "min") for each, some in named.items()}
+    return {each: choose(each, some, score, metric, mode="min") for each, some in named.items()}
 
 
 def name(run: TrainedRun) -> str:

@@ -84,7 +84,7 @@ def image(
     )
     where = Storage.open(storage)
     made = failed = 0
-    with progress_bar("") as report:
+    with progress_bar("", "pictures") as report:
         for outcome in stylise_files(
             inputs,
             style,
@@ -184,7 +184,7 @@ def distil(
 
     files, notes = expand(photographs, images.SUFFIXES, "pictures")
     print_lines(notes)
-    with disk_errors(str(file)), progress_bar("") as report:
+    with disk_errors(str(file)), progress_bar("", "batches") as report:
         where = Storage.open(storage)
         data = train(
             files, teacher, steps, where, lambda done, left: report(done, steps, f"unexplained {left:.3f}"), network

@@ -62,7 +62,7 @@ class Reduced:
         return dataclasses.replace(row, overrides=self.shrink(overrides), view=view)
 
     def note(self, table: AnyTable) -> str:
-        """Say what the settings are, and what becomes of the epochs that rows name."""
+        """Return a table's note: what the settings are, and what becomes of the epochs that rows name."""
         shrunk = sorted({pair for row in table.rows if isinstance(row, Row) for pair in self.epochs(row)})
         settings = "; ".join(f"{model}: {describe(changes)}" for model, changes in self.models.items())
         epochs = ", ".join(f"{old} -> {new}" for old, new in shrunk)

@@ -27,7 +27,7 @@ def needs(config: Config, stage: Stage) -> Requirements:
 
 
 def notes(configs: Sequence[Config], source: Source) -> list[str]:
-    """Say what plans say of a data set: what its hold-outs cost, and the memory of a stream.
+    """Return lines for the plan of a data set: what its hold-outs cost, and the memory of a stream.
 
     Raises:
         UserError: where the layout's CSV is missing, foreign or damaged.

@@ -51,7 +51,7 @@ def test_recording_is_valid_and_knows_where_it_is_from(hopper: tuple[Storage, di
     assert data.check(where) == [] and data.check(Path(where.root) / "hopper_recorded-v5.hdf5") == []
     assert data.provenance(where) == info
     expected = {"source": "recorded", "name": "recorded", "environment": "Hopper", "simulator": "v5", "generated": True,
-                "states": 11, "actions": 3, "transitions": ROWS, "seed": SEED}  # fmt: skip
+                "real": False, "states": 11, "actions": 3, "transitions": ROWS, "seed": SEED}  # fmt: skip
     assert {key: info[key] for key in expected} == expected
     assert info["behaviour"] == {"policy": "random"} and {"gymnasium", "mujoco"} < set(info["versions"])
 

@@ -143,7 +143,7 @@ def test_each_region_may_have_its_own_threshold(source, weights):
         for shard in predict.shards(config(), each, source):
             forecast = predict.predict(config(), each, weights, source, shard)
             summaries[shard] = predict.summarise(config(), each, forecast, source, shard)
-    own = predict.thresholds(view(threshold="tuned_per_region"), summaries)
+    own = metrics.thresholds(view(threshold="tuned_per_region"), summaries)
     assert set(own) == set(predict.shards(config(), view(), source)) and len(set(own.values())) > 1
     for shard, threshold in own.items():
         histogram = summaries[shard.replace("test", "validation")]["histogram"].sum((0, 1))

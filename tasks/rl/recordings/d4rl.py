@@ -138,8 +138,8 @@ def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) ->
     if space:
         check_sizes(space.environment, arrays["observations"].shape[1], arrays["actions"].shape[1], str(path))
     arrays.setdefault("timeouts", np.zeros(len(arrays["rewards"]), bool))
-    ends = (arrays["terminals"] != 0) | (arrays["timeouts"] != 0)
-    episode = np.concatenate([[0], np.cumsum(ends)[:-1]])
+    marked = (arrays["terminals"] != 0) | (arrays["timeouts"] != 0)
+    episode = np.concatenate([[0], np.cumsum(marked)[:-1]])
     check_skip(path, skip, int(episode[-1]) + 1)
     numbers = np.flatnonzero(~np.isin(episode, list(skip)))
     arrays, episode = {key: array[numbers] for key, array in arrays.items()}, episode[numbers]

@@ -107,7 +107,7 @@ def test_the_files_of_a_sweep_are_named_by_what_its_points_depend_on(storage):
     ]
     paths = [path(GRID), path(GRID, epochs=2), *map(path, others)]
     assert len(set(paths)) == len(paths)
-    assert path(replace(GRID, domains=dict(GRID.domains), about="other words")) == path(GRID)
+    assert path(replace(GRID, domains=dict(GRID.domains))) == path(GRID)
     random = replace(GRID, domains={"rate": tune.uniform(0, 1)}, search="random", samples=3)
     assert path(random) == path(replace(random, samples=5)), "more points belong to the same sweep"
     storage.write_json("data/line/points/dataset.json", {"points": 64, "digest": "others"})

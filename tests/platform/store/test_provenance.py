@@ -108,12 +108,19 @@ def test_the_device_is_this_machines_processor():
     assert name.endswith(f", {os.cpu_count()} cores") and len(name) > len(f", {os.cpu_count()} cores")
 
 
-@pytest.mark.parametrize("program", ["/usr/bin/retable", "/x/platform/cli/__main__.py"])
-def test_what_is_collected_is_json_with_the_command_and_the_time(monkeypatch, program):
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        ("/usr/bin/retable", "retable"),
+        ("/x/platform/cli/__main__.py", "retable"),
+        ("/x/benchmarks/__main__.py", "__main__.py"),
+    ],
+)
+def test_what_is_collected_is_json_with_the_command_and_the_time(monkeypatch, program, name):
     monkeypatch.setattr("sys.argv", [program, "reproduce", "line"])
     before = int(time.time())
     found = json.loads(json.dumps(provenance.collect()))
-    assert found["command"] == "retable reproduce line"
+    assert found["command"] == f"{name} reproduce line"
     started = time.strptime(found["started"], "%Y-%m-%dT%H:%M:%SZ")
     assert before <= calendar.timegm(started) <= time.time()
 

@@ -205,12 +205,12 @@ def test_a_submissions_threshold_is_tuned_on_validation(trained, tmp_path, monke
     summaries = {
         shard: metrics.summarise(steps, predict.events(chosen, source, shard)) for shard, steps in both.items()
     }
-    by = predict.thresholds(view, summaries)
+    by = metrics.thresholds(view, summaries)
     for shard, rain in found.items():
         leads = np.broadcast_to(by[shard], (8,))
         assert all(np.array_equal(rain[:, k], both[shard][:, k] >= round(200 * leads[k])) for k in range(8))
     if how == "tuned":  # a place without validation has the threshold of all
-        validated = {place: histogram for place, histogram in predict.validated(summaries).items()}
+        validated = {place: histogram for place, histogram in metrics.validated(summaries).items()}
         for each in ("tuned_per_region", "tuned_per_region_and_lead"):
             apart = metrics.thresholds_of(["test/2021/roxi_0008"], replace(view, threshold=each), validated)
             assert np.shape(apart["test/2021/roxi_0008"]) == (() if each == "tuned_per_region" else (8,))

@@ -87,7 +87,7 @@ def video(
     stylist = by_names(by, style, precision, look, knobs, Storage.open(storage))
     meters: dict[str, Flicker] = {}
     stylise = stylise_stream(stylist, steady, workers, meters if measure else None, SAMPLE, beside)
-    with ray_cluster() if workers else nullcontext(), progress_bar(f"stylising {source}", "frames") as progress:
+    with ray_cluster() if workers else nullcontext(), progress_bar("", "frames") as advance:
         written = stylise_video(
             source,
             target,
@@ -97,7 +97,7 @@ def video(
             crf=crf,
             reader=reader,
             overwrite=overwrite,
-            progress=progress,
+            progress=lambda done, total, *_: advance(done, total, f"stylising {source}"),
             start=start,
             duration=duration,
         )
