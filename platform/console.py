@@ -19,7 +19,6 @@ import typer
 from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
@@ -145,8 +144,7 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Advance]:
     if title and not console.is_interactive:
         console.print(title, markup=False)
     rate = [_RateColumn(unit)] if unit else []
-    count = MofNCompleteColumn() if unit else TaskProgressColumn()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     started = printed = time.monotonic()
     with Progress(*columns, *rate, console=console, transient=True, disable=not console.is_interactive) as bar:
         job = bar.add_task(title, total=None)
@@ -178,7 +176,8 @@ def items(option: str, text: str, kind: Callable[[str], T], noun: str = "number"
         UserError: naming the option and the item that is not of that kind.
     """
     found = []
-    for word in map(str.strip, text.split(",") if text else []):
+    words = [word.strip() for word in text.split(",")] if text else []
+    for word in words[:-1] if words[1:] and not words[-1] else words:  # a comma may end the list
         try:
             if not word:
                 raise ValueError

@@ -89,6 +89,12 @@ def test_a_list_with_commas_is_read(text, kind, wanted):
     assert items("--x", text, kind) == wanted
 
 
+@pytest.mark.parametrize("text", [",", " , ", "1,,2", ",1"])
+def test_an_empty_item_is_refused(text):
+    with pytest.raises(UserError, match="'' is no number; write 1,2$"):
+        items("--x", text, str)
+
+
 @pytest.mark.parametrize("word", ["20x9", "-3", "1.5", "²"])
 def test_an_item_of_another_kind_is_named_with_its_option(word):
     with pytest.raises(UserError, match=rf"^--years 2019,{word}: '{word}' is no year; write 2019,2021$"):

@@ -13,6 +13,7 @@ from retable.platform.execute.scoring import score_weights
 from retable.platform.spec.task import Source, find
 from retable.platform.store.run import view_key
 from retable.platform.store.storage import Storage
+from retable.tasks.weather import metrics
 from retable.tasks.weather.config import View
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.model import build
