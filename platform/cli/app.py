@@ -638,7 +638,7 @@ def serve(
 
 @app.command()
 def predict(
-    task: Annotated[str, typer.Argument(help="Task of the model: weather, style, audio or rl.")],
+    task: Annotated[str, typer.Argument(help="Task of the model, such as weather.")],
     inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Files, folders or patterns.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the predictions.")],
     model: Annotated[

@@ -91,7 +91,7 @@ def test_a_list_with_commas_is_read(text, kind, wanted):
 
 @pytest.mark.parametrize("text", [",", " , ", "1,,2", ",1"])
 def test_an_empty_item_is_refused(text):
-    with pytest.raises(UserError, match="'' is no number; write 1,2$"):
+    with pytest.raises(UserError, match=r"'' is no number; write 1,2$"):
         items("--x", text, str)
 
 
