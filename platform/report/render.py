@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from retable.platform.commit import code_root
 from retable.platform.config import describe, set_line
 from retable.platform.report.results import Cell, FilledClaim, FilledRow, FilledTable, slug_of
 from retable.platform.spec.claims import NOT_JUDGED, UNTESTED, Status
 from retable.platform.spec.table import Origin
-from retable.platform.store.provenance import UNKNOWN, name_of
+from retable.platform.spec.task import folder, names
+from retable.platform.store.provenance import UNKNOWN, differing, name_of
 from retable.platform.text import and_more, clock, plural
 
 SMOKE = "smoke"
@@ -70,7 +72,7 @@ def state(row: FilledRow) -> str:
 
 
 def remarks(part: FilledTable) -> list[str]:
-    """Return which rows diverged, and how, which show other epochs than were asked for, and which lack runs."""
+    """Return which rows lack runs, show other epochs than were asked for or diverged, and which runs are of other code."""
     lacking = [row for row in part.rows if len(row.replicates) < row.planned]
     words = and_more([f"{row.label} ({len(row.replicates)} of {row.planned})" for row in lacking], 12, "; ")
     notes = [f"Not there yet: {words}."] if lacking else []
@@ -80,7 +82,24 @@ def remarks(part: FilledTable) -> list[str]:
         notes += [f"{where}, the best epoch's weights, as early stopping keeps them."] if shown else []
         why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
         notes += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
-    return notes
+    return [*notes, *filter(None, [other_code(part)])]
+
+
+def other_code(part: FilledTable) -> str:
+    """Return a sentence on runs of a task of one's own whose code has changed since; nothing where there are none.
+
+    The papers' tasks raise their `version` where numbers change, so of them nothing is said.
+    """
+    task = part.name.partition("/")[0]
+    if task not in names() or folder(task).is_relative_to(code_root()):
+        return ""
+    changed = [run for run in part.runs.values() if f"tasks/{task}" in (differing(run["provenance"]) or ())]
+    if not changed:
+        return ""
+    of = f"{len(changed)} of {plural(len(part.runs), 'run')}"
+    return (
+        f"The code of {task} has changed since {of}: if that changes numbers, raise `version` in task.py and run again."
+    )
 
 
 def commits(part: FilledTable) -> str:
