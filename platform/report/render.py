@@ -72,7 +72,7 @@ def state(row: FilledRow) -> str:
 
 
 def remarks(part: FilledTable) -> list[str]:
-    """Return which rows lack runs, show other epochs than were asked for or diverged, and which runs are of other code."""
+    """Return which rows lack runs, show other epochs than asked for or diverged, and which runs are of other code."""
     lacking = [row for row in part.rows if len(row.replicates) < row.planned]
     words = and_more([f"{row.label} ({len(row.replicates)} of {row.planned})" for row in lacking], 12, "; ")
     notes = [f"Not there yet: {words}."] if lacking else []
