@@ -1,5 +1,6 @@
 """Recordings that are sent: what is taken, what is left behind, and what the next query finds."""
 
+import asyncio
 import concurrent.futures
 import errno
 import io
@@ -16,7 +17,7 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.deployments import recordings
-from retable.serve.deployments.audio import AudioIndex
+from retable.serve.deployments.audio import AudioIndex, Retrieval
 from retable.serve.deployments.recordings import STARTS, shown, take_in
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, kind_of
@@ -98,9 +99,18 @@ def test_an_index_that_was_made_anew_with_another_model_is_a_503(index, tmp_path
     shelf = AudioIndex(Toy(), index.out)
     shutil.rmtree(index.out)
     update(tmp_path / "own", index.out, Toy("b" * 64))
-    with pytest.raises(Problem, match="made anew with another model; restart the server") as caught:
-        shelf.found(Toy().words(["low"])[0], 1)
-    assert caught.value.status == 503
+    storage = Storage.open(tmp_path / "results")
+    for request in (lambda: shelf.found(Toy().words(["low"])[0], 1), lambda: shelf.add(sound("high"), "x", storage)):
+        with pytest.raises(Problem, match="made anew with another model; restart the server") as caught:
+            request()
+        assert caught.value.status == 503 and "Retry-After" not in caught.value.headers
+    replica = Retrieval(storage, "audio", "", 1, 1.0)
+
+    async def batch(words):
+        return shelf, None
+
+    replica.batch = batch
+    assert asyncio.run(replica.ready(["a"])).status == 503, "readiness says it too"
 
 
 def test_where_the_storage_is_a_bucket_the_recordings_of_the_task_are_searched_and_none_is_kept(tmp_path, monkeypatch):
