@@ -5,8 +5,11 @@ import concurrent.futures
 import errno
 import io
 import json
+import os
+import pathlib
 import shutil
 import socket
+import tempfile
 
 import numpy as np
 import pytest
@@ -61,14 +64,37 @@ def test_each_kind_is_known_by_what_it_holds(index, tmp_path, format, suffix):
     assert same == kept and again.info == now.info and shown(str(kept), tmp_path / "own") == "a b.txt"
 
 
-def test_a_disk_that_is_full_says_so(index, tmp_path, monkeypatch):
-    def full(path, body):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("call", "before"),
+    [
+        ("pathlib.Path.mkdir", 0),
+        ("tempfile.mkdtemp", 0),
+        ("pathlib.Path.write_bytes", 0),
+        ("os.fsync", 0),
+        ("os.fsync", 3),
+    ],
+)
+def test_a_disk_that_is_full_says_so_and_holds_no_recording_that_the_index_lacks(
+    index, tmp_path, monkeypatch, call, before
+):
+    """`os.fsync`: of the index's three files, then of the name."""
+    *place, name = call.split(".")
+    owner = pathlib.Path if place[-1] == "Path" else {"tempfile": tempfile, "os": os}[place[0]]
+    works, calls, folder, body = getattr(owner, name), [], tmp_path / "kept", sound("high")
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    assert refused(sound("low"), index, tmp_path / "kept") == (
-        507, "there is no room for the recording: No space left on device"
-    )  # fmt: skip
+    def full(*given, **named):
+        calls.append(name)
+        if len(calls) > before:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return works(*given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, full)
+        assert refused(body, index, folder) == (507, "there is no room for the recording: No space left on device")
+    indexed = {file.path for file in open_index(index.out).files} - {"low.wav"}
+    assert indexed == {str(path) for path in folder.glob("*")} and len(indexed) == (before > 0)
+    take_in(body, "x", index, Toy(), folder)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".wav"]
 
 
 def test_what_is_no_recording_leaves_nothing_behind(index, tmp_path):
