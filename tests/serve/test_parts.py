@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
+import http.client
 import io
 import json
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -146,6 +148,8 @@ def test_limits_and_models_are_shown():
 def test_a_problem_names_field_got_and_wanted():
     said = json.loads(wrong("seed", "x", "y").reply().body)
     assert (said["field"], said["got"], said["wanted"], said["status"]) == ("seed", "x", "y", 422)
+    detail = wrong("f" * 400, "g" * 400, "one of a, b").detail
+    assert "fff…: got ggg" in detail and detail.endswith("g…, wanted one of a, b")
     assert plain_line("a\x1b[2J\nb" + "c" * 999).startswith("a [2J b") and len(plain_line("c" * 999)) == 300
 
 
@@ -379,6 +383,33 @@ def test_the_client_waits_for_a_proxy_that_starts_again(monkeypatch):
             return Answer(200, b"[]", {})
 
     assert Away().models() == [] and waited[0] == 10 > waited[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), 10),
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), 10),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), 10),
+        (TimeoutError("timed out"), 1),
+        (ssl.SSLCertVerificationError(1, "certificate verify failed: self-signed certificate"), 1),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), 1),
+        (http.client.InvalidURL("nonnumeric port: 'x'"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_client_asks_again_only_where_that_may_help_and_says_what_failed(monkeypatch, error, tries):
+    asked = []
+    monkeypatch.setattr("retable.serve.client.time.sleep", lambda seconds: None)
+
+    class Failing(Client):
+        def _once(self, *arguments):
+            asked.append(arguments)
+            raise error
+
+    with pytest.raises(ConnectionError, match=re.escape(error.args[-1])):
+        Failing().models()
+    assert len(asked) == tries
 
 
 @pytest.mark.parametrize("asked", ["1", "", "7"])
