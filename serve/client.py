@@ -250,7 +250,7 @@ class Client:
 
         Raises:
             ServeError: where the server refuses.
-            ConnectionError: where no server answers; at once after `timeout`, or if the host or its certificate is wrong.
+            ConnectionError: where no server answers; at once after `timeout`, or if host or certificate are wrong.
         """
         parameters = {key: value for key, value in (query or {}).items() if value != ""}
         target = f"{path}?{urllib.parse.urlencode(parameters, doseq=True)}" if parameters else path
