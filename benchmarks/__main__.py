@@ -1,8 +1,15 @@
 """Measure ratios against a named reference, both in this process, and keep them with machine and versions.
 
 `python -m benchmarks [name ...]`, or `make bench` for all, prints each result and writes it to
-`benchmarks/results/<name>.json`. Two are by themselves: `python -m benchmarks gpu` (`benchmarks/gpu/`), what a GPU
-gives, and `python -m benchmarks style_zoo` (`benchmarks/style_zoo.py`), how style's zoo is made and judged.
+`benchmarks/results/<name>.json`. Others have a command line of their own:
+
+    python -m benchmarks gpu                measures what a GPU gives (`benchmarks/gpu/`)
+    python -m benchmarks style_zoo          makes and judges style's zoo
+    python -m benchmarks.weather_zoo        writes weather's zoo
+    python -m benchmarks.rl_expert          trains the experts of rl's recordings
+    python -m benchmarks.cluster_tables     fills all tables on three nodes and a bucket
+    python -m benchmarks.serving_bare       serves a deployment that repeats the body
+    python benchmarks/style_blind.py        makes pairs of pictures for a blind test
 """
 
 from __future__ import annotations
@@ -44,18 +51,23 @@ BENCHMARKS = (
     "weather_world",
 )
 """Modules of this package, each imported when its turn comes: they need packages that not every machine has."""
+OPTIONAL = ("audio_lance",)
+"""Run only by name: they need a package that is in no extra."""
 
 
 def main(words: list[str]) -> None:
     """Run the named benchmarks, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=f"{__doc__}".partition("\n")[0])
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"gpu, style_zoo, or some of {', '.join(BENCHMARKS)}; none: all"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"gpu, style_zoo, {', '.join(OPTIONAL)}, or some of {', '.join(BENCHMARKS)}; none: all",
     )
     names = parser.parse_args(words).names
     for name in names:
-        if name not in BENCHMARKS:
-            parser.error(f"no benchmark {name!r}{nearest(name, BENCHMARKS)}")
+        if name not in (*BENCHMARKS, *OPTIONAL):
+            parser.error(f"no benchmark {name!r}{nearest(name, (*BENCHMARKS, *OPTIONAL))}")
     from retable.platform.store.provenance import collect
 
     for name in names or BENCHMARKS:

@@ -75,7 +75,7 @@ class Deployment:
     searches: bool = False
     """Whether it is made with the `index` of the arguments."""
     has_jobs: bool = False
-    """Whether `_JOBS` are beside it."""
+    """Whether the deployment `_JOBS` is started beside it."""
 
     def options(self) -> Json:
         """Return the deployment's options for Serve."""

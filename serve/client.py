@@ -9,6 +9,8 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import socket
+import ssl
 import time
 import urllib.parse
 import uuid
@@ -20,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from retable.serve.ingress.replies import PROBLEM, Json
+from retable.serve.ingress.replies import PROBLEM, Json, plain_line
 
 Array = npt.NDArray[Any]
 
@@ -248,7 +250,7 @@ class Client:
 
         Raises:
             ServeError: where the server refuses.
-            ConnectionError: where no server answers, or none within `timeout`, after which it is not asked again.
+            ConnectionError: where no server answers; at once after `timeout`, or if host or certificate are wrong.
         """
         parameters = {key: value for key, value in (query or {}).items() if value != ""}
         target = f"{path}?{urllib.parse.urlencode(parameters, doseq=True)}" if parameters else path
@@ -262,8 +264,9 @@ class Client:
                 answer = self._once(method, target, body, own)
             except (OSError, http.client.HTTPException) as error:
                 answer = None  # how long to wait, the one before does not say
-                if last or isinstance(error, TimeoutError):
-                    raise ConnectionError(f"{self.url}: no answer ({type(error).__name__})") from error
+                if last or _is_lasting(error):
+                    why = plain_line(f"{type(error).__name__}: {error}")
+                    raise ConnectionError(f"{self.url}: no answer ({why})") from error
             else:
                 if last or not answer.worth_another:
                     break
@@ -288,6 +291,15 @@ class Client:
             return Answer(answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()})
         finally:
             connection.close()
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Return whether a request that failed is not worth another try: a timeout, a wrong host, URL or certificate."""
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_NONAME
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):  # the connection broke
+        return False
+    return isinstance(error, (TimeoutError, ssl.SSLError, http.client.InvalidURL))
 
 
 def _part(name: str) -> str:

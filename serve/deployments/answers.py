@@ -36,10 +36,14 @@ class Answers(Served[contract.Exported]):
         suffix = Path(name).suffix.lower() if name or len(suffixes) > 1 else suffixes[0]
         if suffix not in suffixes:
             raise wrong("file", repr(name)[:80], f"a name that ends in {', '.join(suffixes)}")
-        return await self.line.run(lambda: asyncio.to_thread(self._answer, sha256, suffix, settings, body))
 
-    def _answer(self, sha256: str, suffix: str, settings: Sequence[str], body: bytes) -> Reply:
-        model = self.model(sha256)
+        async def answered() -> Reply:
+            model = await self.model(sha256)
+            return await asyncio.to_thread(self._answer, model, suffix, settings, body)
+
+        return await self.line.run(answered)
+
+    def _answer(self, model: contract.Exported, suffix: str, settings: Sequence[str], body: bytes) -> Reply:
         with TemporaryDirectory() as folder:
             source = Path(folder, f"request{suffix}")
             source.write_bytes(body)

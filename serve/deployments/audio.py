@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,7 @@ class AudioIndex:
         Raises:
             Problem: where it is none that is taken.
         """
+        self.refresh()
         index, kept, seconds = take_in(body, name, self.index, self.embedder, folder_of(storage))
         self._have(index)
         file = indexed(index, kept)
@@ -121,9 +123,12 @@ class Retrieval(Served[AudioIndex]):
         embedder.words(["ready"])
         return index
 
-    async def probe(self, model: AudioIndex) -> None:
-        """Embed a word; all models give the same answers."""
-        await self.batch("ready")
+    @returns_problems
+    async def ready(self, sha256s: Sequence[str]) -> Reply:
+        """Embed a word and refresh the index. No model is loaded: all give the same answers."""
+        shelf, _ = await self.batch("ready")
+        await asyncio.to_thread(shelf.refresh)
+        return Reply(b"", "text/plain")
 
     def any(self) -> AudioIndex:
         """Return a model: all give the same answers, those that the index was made with."""

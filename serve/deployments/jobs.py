@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
@@ -35,6 +34,7 @@ ID = re.compile(r"[A-Za-z0-9_-]{22}")
 _OVER = ("done", "failed", "cancelled")
 CLEANING = 600.0
 """Seconds between two looks for jobs that are too old, while none is painted."""
+_NO_ROOM = "there is no room for the video"
 _CHECKING = 30.0
 """Seconds that a look at a header may take."""
 
@@ -136,7 +136,7 @@ class VideoQueue:
             try:
                 self._keep(job)
             except UserError as error:
-                raise Problem(507, "there is no room for the video") from error
+                raise Problem(507, _NO_ROOM) from error
         except BaseException:
             shutil.rmtree(self.folder / id, ignore_errors=True)
             raise
@@ -184,8 +184,11 @@ class VideoQueue:
             if before == "running" and self.running:
                 self.running.end()
                 self.changed.wait_for(lambda: self.running is None, timeout=_CHECKING)
-            self._tidy(job)
-            self._keep(job)
+            try:
+                self._keep(job)
+                self._tidy(job)
+            except UserError:  # a full disk: the next start must not find the job queued
+                self._delete(job)
 
     def _write(self, job: Job, body: bytes) -> None:
         """Write a video, and look at its header, one at a time."""
@@ -194,7 +197,7 @@ class VideoQueue:
             path.parent.mkdir(mode=0o700)
             path.write_bytes(body)
         except OSError as error:
-            raise Problem(507, f"there is no room for the video: {error.strerror}") from error
+            raise Problem(507, f"{_NO_ROOM}: {error.strerror}") from error
         with self.checking:
             try:
                 look = ProgressProcess(check, path, job.order.size, self.limits)
@@ -209,12 +212,17 @@ class VideoQueue:
         while job := self._next():
             try:
                 self._paint(job)
-            except Exception:  # such as a full disk; the next one is painted all the same
+            except Exception as error:  # such as a full disk; the next one is painted all the same
                 logging.getLogger("ray.serve").exception("a job failed")
-                with self.changed, suppress(OSError):
-                    self.running, job.state, job.detail = None, "failed", FAULT
+                with self.changed:
+                    self.running, job.state = None, "failed"
+                    job.detail = _NO_ROOM if isinstance(error, UserError) else FAULT
                     self.changed.notify_all()
-                    self._tidy(job)
+                    try:
+                        self._tidy(job)  # makes room for the state
+                        self._keep(job)
+                    except (OSError, UserError):
+                        self._delete(job)
 
     def _next(self) -> Job | None:
         """Wait for a job, and remove old ones now and then; return None where the queue is closed."""
@@ -275,8 +283,11 @@ class VideoQueue:
                 self._remove(job)
 
     def _remove(self, job: Job) -> None:
-        shutil.rmtree(self.folder / job.id, ignore_errors=True)
+        self._delete(job)
         self.jobs.pop(job.id, None)
+
+    def _delete(self, job: Job) -> None:
+        shutil.rmtree(self.folder / job.id, ignore_errors=True)
 
     def _tidy(self, job: Job) -> None:
         """Remove all files of a finished job but its state and a complete result."""
@@ -335,7 +346,7 @@ _REPLIES: Mapping[str, Callable[..., Reply]] = {
     "file": lambda reply: reply,
     "cancel": lambda _: Reply(b"", "application/json", 204),
 }
-"""Method of the queue -> what is replied with that which it returns."""
+"""Queue method -> function that builds the HTTP reply."""
 
 
 class Jobs:

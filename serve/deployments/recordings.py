@@ -8,15 +8,17 @@ where the storage is a bucket, it searches these alone.
 from __future__ import annotations
 
 import atexit
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
 import uuid
 from pathlib import Path
 
-from retable.platform.errors import UserError
+from retable.platform.errors import Unreachable, UserError
 from retable.platform.spec.task import folder as task_folder
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.limits import LIMITS, Limits
@@ -89,27 +91,34 @@ def take_in(
         limits: of its length.
 
     Raises:
-        Problem: where it is something else, broken or too long, or another process writes the index.
+        Problem: where it is something else, broken or too long, another process writes the index, or the disk is full.
     """
     suffix = kind_of(body, STARTS, "the body is no recording that is known: WAV, FLAC, Ogg or MP3")
     kept = folder / f"{hashlib.sha256(body).hexdigest()}{suffix}"
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as own:
-        path = Path(own) / f"recording{suffix}"
-        try:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as own:
+            path = Path(own) / f"recording{suffix}"
             path.write_bytes(body)
-        except OSError as error:
-            raise Problem(507, f"there is no room for the recording: {error.strerror}") from error
-        try:
-            seconds = length(path, limits)
-            now = add(index, embedder, path, kept)
-        except UserError as error:
-            if str(path) not in str(error):  # not of the recording: the index is being written, or is gone
-                raise Problem(503, "the index is being written; try again in a moment").wait(5) from error
-            detail = str(error).replace(str(path), "the recording")
-            raise Problem(400, detail) from error
-    note(kept, name)
+            try:
+                seconds = length(path, limits)
+                now = add(index, embedder, path, kept)
+            except UserError as error:
+                if str(path) in str(error):
+                    raise Problem(400, str(error).replace(str(path), "the recording")) from error
+                raise
+        note(kept, name)
+    except (OSError, UserError) as error:
+        raise _not_kept(error) from error
     return now, kept, seconds
+
+
+def _not_kept(error: OSError | UserError) -> Problem:
+    """Return the problem of a recording that cannot be written, or of an index that another process writes."""
+    cause = error.__cause__ if isinstance(error, UserError) else error
+    if isinstance(cause, OSError) and not isinstance(error, Unreachable):
+        return Problem(507, f"there is no room for the recording: {os.strerror(cause.errno or errno.EIO)}")
+    return Problem(503, "the index is being written; try again in a moment").wait(5)
 
 
 def length(path: Path, limits: Limits) -> float:

@@ -125,13 +125,17 @@ class Policies(Served[Exported]):
     @returns_problems
     async def act(self, sha256: str, body: bytes) -> Reply:
         """Choose actions for the observations in a body."""
-        actions = await self.line.run(lambda: self.batch(question(self.model(sha256), body)))
+
+        async def acted() -> Rows:
+            return await self.batch(question(await self.model(sha256), body))
+
+        actions = await self.line.run(acted)
         return json_reply({"actions": actions.tolist()})
 
     @returns_problems
     async def episode(self, sha256: str, seed: int, steps: int) -> Reply:
         """Play an episode, and tell how large the policy is that played it."""
-        policy = self.model(sha256)
+        policy = await self.model(sha256)
         summary = await self.stage.play(policy, seed, steps)
         summary |= {**weight(policy), "bytes": len(await asyncio.to_thread(kept, self.task, sha256, self.storage))}
         return json_reply(summary)

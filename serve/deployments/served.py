@@ -4,6 +4,8 @@
 import asyncio
 import logging
 import math
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Generic, TypeVar, cast
 
@@ -11,7 +13,7 @@ import torch
 
 from retable.platform.models import contract, export
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.replies import Problem, Reply
+from retable.serve.ingress.replies import Problem, Reply, returns_problems
 from retable.serve.launch.models import models_of
 
 T = TypeVar("T")
@@ -53,7 +55,7 @@ async def _begun(work: Callable[[], Coroutine[object, object, T]]) -> T:
 
 
 class Served(Generic[T]):
-    """A deployment of one task; other than here, models may be loaded in another way, and asked whether they answer.
+    """A deployment of one task; subclasses may override how models are loaded and probed.
 
     On an update the new models are loaded beside the old, so that each request finds its model. Models requested before
     `reconfigure` reaches this replica, or after their removal, are loaded on demand: only the ingress decides what is
@@ -72,6 +74,8 @@ class Served(Generic[T]):
         torch.set_num_threads(THREADS)
         self.storage, self.task, self.line = storage, task, Line(places, wait)
         self.models: dict[str, T] = {}
+        self.loading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        """Digest -> lock that is held while the model is loaded."""
 
     def load(self, data: bytes, name: str) -> T:
         """Return the model in a file; what is made at its first use is made now."""
@@ -80,15 +84,15 @@ class Served(Generic[T]):
     async def probe(self, model: T) -> None:
         """Ask a model something small, ahead of waiting requests; raise if it does not answer."""
 
-    def model(self, sha256: str) -> T:
-        """Return the model of a digest.
+    async def model(self, sha256: str) -> T:
+        """Return the model of a digest, loaded in a thread if the replica does not hold it yet.
 
         Raises:
             UserError: where its file is not on the storage, or another one.
         """
-        if sha256 not in self.models:
-            self._take(sha256, self.task)
-        return self.models[sha256]
+        if sha256 in self.models:
+            return self.models[sha256]
+        return await asyncio.to_thread(self._take, sha256, self.task)
 
     async def reconfigure(self, config: Mapping[str, object]) -> None:
         """Hold the models that Serve's `user_config` names, and no others.
@@ -109,10 +113,17 @@ class Served(Generic[T]):
             return
         self.models = {sha256: self.models[sha256] for sha256 in wanted}
 
+    @returns_problems
     async def ready(self, sha256s: Sequence[str]) -> Reply:
-        """Return nothing, once each of these models has answered."""
-        await asyncio.gather(*(self.probe(self.model(sha256)) for sha256 in sha256s))
+        """Return an empty reply once each of these models has answered."""
+        models = await asyncio.gather(*map(self.model, sha256s))
+        await asyncio.gather(*map(self.probe, models))
         return Reply(b"", "text/plain")
 
-    def _take(self, sha256: str, name: str) -> None:
-        self.models[sha256] = self.load(export.kept(self.task, sha256, self.storage), name)
+    def _take(self, sha256: str, name: str) -> T:
+        """Load a model unless another thread has loaded it meanwhile."""
+        with self.loading[sha256]:
+            model = self.models.get(sha256)
+            if model is None:
+                model = self.models[sha256] = self.load(export.kept(self.task, sha256, self.storage), name)
+            return model

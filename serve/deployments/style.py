@@ -132,7 +132,7 @@ class Styles(Served[NetworkStyle]):
 
         async def painted() -> Reply:
             photograph = await asyncio.to_thread(decode, body, size)
-            made = await self.batch(StyleRequest(self.model(sha256), photograph.pixels))
+            made = await self.batch(StyleRequest(await self.model(sha256), photograph.pixels))
             return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
 
         return await self.line.run(painted)

@@ -228,7 +228,7 @@ class Forecasters(Served[Exported]):
         cautions: dict[str, None] = {}
 
         async def forecasts() -> list[Array]:
-            models = [await asyncio.to_thread(self.model, sha256) for sha256 in sha256s]
+            models = [await self.model(sha256) for sha256 in sha256s]
             cautions.update(dict.fromkeys(str(model.about.get("data_caution", "")) for model in models))
             works = await asyncio.to_thread(work, models, region, body)
             return await asyncio.gather(*(self.batch(each) for each in works))

@@ -28,7 +28,7 @@ from retable.serve.ingress.routes import answers, audio, facts, pages, rl, style
 from retable.serve.launch.models import Model, models_of
 
 _ROUTES = {"rl": rl, "style": style, "audio": audio, "weather": weather}
-"""Of tasks that have more than `answers`."""
+"""Task -> its routes; every other task has those of `answers`."""
 TRIES = 4
 """How often a deployment is asked whose replica died: every request can be answered twice without harm."""
 

@@ -1,4 +1,4 @@
-"""What the server says of itself in `GET /openapi.json`, beyond what the signatures of its routes do."""
+"""OpenAPI schemas in `GET /openapi.json`, beyond those of the signatures of routes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FILE = {"schema": {"type": "string", "format": "binary"}}
 
 
 def body_of(*media: str, example: object = None) -> Json:
-    """Return what OpenAPI says of a body that is read as it is."""
+    """Return the OpenAPI schema of a body that is read as it is."""
     content = {kind: {"example": example, "schema": {"type": "object"}} if example else FILE for kind in media}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def named(models: Sequence[Model], *others: str) -> Json:
-    """Return what OpenAPI says of a parameter that names a model, or is one of some other words."""
+    """Return the OpenAPI schema of a parameter: the name of a model, or one of some other words."""
     names = list(dict.fromkeys(model.name for model in models))
     return {"enum": sorted({*names, *others}), "examples": names[:1]}
 
@@ -36,7 +36,7 @@ def object_of(optional: Json | None = None, **properties: object) -> Json:
 
 
 def json_of(schema: Json, example: object) -> Json:
-    """Return what OpenAPI says of an answer of JSON."""
+    """Return the OpenAPI schema of a JSON answer."""
     return {"content": {"application/json": {"schema": schema, "example": example}}}
 
 
@@ -67,7 +67,7 @@ REFUSED: Json = {
         }
     },
 }
-"""What OpenAPI says of a route's problems; FastAPI names none of its own where there is a `default`."""
+"""OpenAPI schema of a route's problems; FastAPI names none of its own where there is a `default`."""
 
 
 def describe(app: FastAPI) -> None:

@@ -17,6 +17,8 @@ Json = dict[str, Any]
 PROBLEM = "application/problem+json"
 LONGEST = 300
 """Characters of a problem's line: it may repeat what was sent."""
+SENT = 80
+"""Characters that the line repeats of a field's name, and of its value."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Problem(Exception):
 
 def wrong(field: str, got: object, wanted: object) -> Problem:
     """Return the problem of a field that has another value or shape than is wanted."""
-    entries = {"field": plain_line(field), "got": plain_line(str(got)), "wanted": plain_line(str(wanted))}
+    entries = {"field": plain_line(field, SENT), "got": plain_line(str(got), SENT), "wanted": plain_line(str(wanted))}
     return Problem(422, "{field}: got {got}, wanted {wanted}".format(**entries)).having(**entries)
 
 
@@ -100,7 +102,7 @@ def returns_problems(
     return answered
 
 
-def plain_line(text: str) -> str:
+def plain_line(text: str, longest: int = LONGEST) -> str:
     """Return a text as one line of bounded length, without a terminal's commands."""
     plain = re.sub(r"\s+", " ", "".join(letter if letter.isprintable() else " " for letter in text)).strip()
-    return plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 1]}…"
+    return plain if len(plain) <= longest else f"{plain[: longest - 1]}…"

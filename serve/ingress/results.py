@@ -77,7 +77,8 @@ class Tables:
         for file in sorted(files, key=lambda info: str(info.base_name)):
             name, stamp = str(file.base_name), (file.size, file.mtime_ns)
             if name.endswith(".json") and self.known.get(name, (None, None))[0] != stamp:
-                table = read_table(self.storage, f"{FOLDER}/{name}") if file.size <= LARGEST else None
+                is_table = file.size is not None and file.size <= LARGEST  # a folder has no size
+                table = read_table(self.storage, f"{FOLDER}/{name}") if is_table else None
                 self.known[name] = stamp, table
             parts.append(self.known.get(name, (None, None))[1])
         return [part for part in parts if part]

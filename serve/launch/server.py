@@ -46,7 +46,7 @@ PATIENCE = 20.0
 WATCH, _MISSED = 1.5, 3
 """Seconds between two looks at Ray, and how many in a row find it gone before it is."""
 _ENDING, LAST = 5.0, 30.0
-"""Seconds in which Ray ends where it is gone, and otherwise; then the process does, as Ray may wait for ever."""
+"""Seconds in which Ray ends where it is gone, and otherwise; then the process does, as Ray may block indefinitely."""
 Swap = Callable[[Sequence[Model]], None]
 """Serves other models of the same tasks from then on."""
 
@@ -230,7 +230,7 @@ def drain(name: str) -> None:
 
 
 def check_cpus(wanted: Mapping[str, float]) -> float:
-    """Return the CPUs that replicas leave; refuse what does not fit, as it would wait for ever.
+    """Return the CPUs that replicas leave; refuse what does not fit, as it would block indefinitely.
 
     Raises:
         UserError: saying who wants how much.

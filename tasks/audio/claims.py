@@ -77,7 +77,7 @@ def missed(results: Results, rows: Sequence[AnyRow]) -> Verdict | None:
 
 
 def gain(*rows: Sequence[tuple[Array, Array]]) -> Estimate | Verdict:
-    """Return how much better the first row of each pair is, as a mean over pairs, of rows' `precisions` by seed."""
+    """Return the mean gain of the first row of each pair over the second; a row is its `precisions` by seed."""
     recordings = rows[0][0][1]
     if any(not np.array_equal(recordings, other) for row in rows for _, other in row):
         return untested("rows are scored on different captions")

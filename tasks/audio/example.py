@@ -38,7 +38,7 @@ def words(sentence: str) -> list[str]:
 
 
 def names_keyword(sentence: str) -> bool:
-    """Say whether a sentence has a keyword, or a longer form of one, that the caption lacks."""
+    """Return whether a sentence has a keyword, or a longer form of one, that the caption lacks."""
     new = set(words(sentence)) - set(words(CAPTION))
     return any(word.startswith(keyword) for word in new for keyword in KEYWORDS.split(";"))
 
@@ -93,7 +93,7 @@ def draw_example(results: Results) -> Drawing:
 
 
 def takes_keywords(results: Results, author: str) -> Verdict:
-    """Say whether an author's sentences, some at least, name what only the keywords say."""
+    """Return the verdict on whether some of an author's sentences name what only the keywords do."""
     metrics = results.measured(author)
     if metrics is None:
         return untested("not counted")
@@ -102,7 +102,7 @@ def takes_keywords(results: Results, author: str) -> Verdict:
 
 
 def keeps_rules(results: Results, author: str) -> Verdict:
-    """Say whether an author kept the prompt's rules that can be counted."""
+    """Return the verdict on whether an author kept the prompt's rules that can be counted."""
     metrics = results.measured(author)
     if metrics is None:
         return untested("not counted")
@@ -113,7 +113,7 @@ def keeps_rules(results: Results, author: str) -> Verdict:
 
 
 def lacks_keywords(results: Results) -> Verdict:
-    """Say why nobody can tell here whether the paper's sentences take its keywords into account."""
+    """Return why it cannot be tested here whether the paper's sentences take its keywords into account."""
     because = (
         "the paper's keywords are lost; those shown were chosen from the very sentences they would be looked for in"
     )

@@ -103,6 +103,11 @@ def read_export(data: bytes, name: str) -> Exported:
         raise UserError(f"{name}: a damaged forecaster ({line}); {REMEDY}") from error
 
 
+def served_as(forecaster: Exported, name: str) -> tuple[str, str, dict[str, object]]:
+    """Return how requests name a forecaster: by its file."""
+    return name or "weather", "", {}
+
+
 def _check(config: Config, size: int, tensors: Mapping[str, Tensor]) -> None:
     """See whether these are a config's weights, before its network takes any memory."""
     with torch.device("meta"):

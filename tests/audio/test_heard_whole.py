@@ -170,6 +170,13 @@ WHOLE = {
         lambda: sample("WAV") + sizeless(sample("WAV", sound=SHORT)),
         10,
     ),
+    "three WAVs joined, the second empty": (
+        "a.wav",
+        lambda: sample("WAV") + sample("WAV", sound=SHORT[:0]) + sample("WAV", sound=SHORT),
+        10,
+    ),
+    "two WAVs joined, the first empty": ("a.wav", lambda: sample("WAV", sound=SHORT[:0]) + sample("WAV"), 6),
+    "two WAVs joined, the last empty": ("a.wav", lambda: sample("WAV") + sample("WAV", sound=SHORT[:0]), 6),
     "WAV with a tag behind its sound": ("a.wav", lambda: sample("WAV") + b"TAG" + b"x" * 125, 6),
     "AIFF without a size": ("a.aiff", lambda: sample("AIFF").replace(*size_of(b"SSND", sample("AIFF"))), 6),
     "AU without a size": ("a.au", lambda: sample("AU")[:8] + bytes(4) + sample("AU")[12:], 6),
@@ -257,6 +264,15 @@ def test_bytes_of_a_joined_wav_that_cannot_be_read_are_said(tmp_path):
     remarks = Remarks()
     assert sum(map(len, stream(tmp_path / "a.wav", remarks))) == pytest.approx(6 * 32_000, abs=1)
     assert remarks.lines() == [f"{len(broken):,} bytes behind its sound are not heard"]
+
+
+def test_the_first_of_joined_wavs_is_heard_though_libsndfile_cannot_read_it(tmp_path):
+    (tmp_path / "a.wav").write_bytes(encoded("wav", "mp2") + sample("WAV", sound=SHORT))
+    with pytest.raises(soundfile.LibsndfileError):
+        soundfile.info(tmp_path / "a.wav")
+    heard = np.concatenate(list(stream(tmp_path / "a.wav", Remarks())))
+    assert len(heard) / 32_000 >= 5.9
+    assert all(abs(pitch(heard, second) - 300 - 100 * second) < 16 for second in (1, 3, 5))
 
 
 def test_many_gaps_are_a_few_lines():

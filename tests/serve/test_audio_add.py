@@ -1,11 +1,15 @@
 """Recordings that are sent: what is taken, what is left behind, and what the next query finds."""
 
+import asyncio
 import concurrent.futures
 import errno
 import io
 import json
+import os
+import pathlib
 import shutil
 import socket
+import tempfile
 
 import numpy as np
 import pytest
@@ -16,7 +20,7 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.deployments import recordings
-from retable.serve.deployments.audio import AudioIndex
+from retable.serve.deployments.audio import AudioIndex, Retrieval
 from retable.serve.deployments.recordings import STARTS, shown, take_in
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, kind_of
@@ -60,14 +64,37 @@ def test_each_kind_is_known_by_what_it_holds(index, tmp_path, format, suffix):
     assert same == kept and again.info == now.info and shown(str(kept), tmp_path / "own") == "a b.txt"
 
 
-def test_a_disk_that_is_full_says_so(index, tmp_path, monkeypatch):
-    def full(path, body):
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("call", "before"),
+    [
+        ("pathlib.Path.mkdir", 0),
+        ("tempfile.mkdtemp", 0),
+        ("pathlib.Path.write_bytes", 0),
+        ("os.fsync", 0),
+        ("os.fsync", 3),
+    ],
+)
+def test_a_disk_that_is_full_says_so_and_holds_no_recording_that_the_index_lacks(
+    index, tmp_path, monkeypatch, call, before
+):
+    """`os.fsync`: of the index's three files, then of the name."""
+    *place, name = call.split(".")
+    owner = pathlib.Path if place[-1] == "Path" else {"tempfile": tempfile, "os": os}[place[0]]
+    works, calls, folder, body = getattr(owner, name), [], tmp_path / "kept", sound("high")
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
-    assert refused(sound("low"), index, tmp_path / "kept") == (
-        507, "there is no room for the recording: No space left on device"
-    )  # fmt: skip
+    def full(*given, **named):
+        calls.append(name)
+        if len(calls) > before:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return works(*given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, full)
+        assert refused(body, index, folder) == (507, "there is no room for the recording: No space left on device")
+    indexed = {file.path for file in open_index(index.out).files} - {"low.wav"}
+    assert indexed == {str(path) for path in folder.glob("*")} and len(indexed) == (before > 0)
+    take_in(body, "x", index, Toy(), folder)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".wav"]
 
 
 def test_what_is_no_recording_leaves_nothing_behind(index, tmp_path):
@@ -98,9 +125,18 @@ def test_an_index_that_was_made_anew_with_another_model_is_a_503(index, tmp_path
     shelf = AudioIndex(Toy(), index.out)
     shutil.rmtree(index.out)
     update(tmp_path / "own", index.out, Toy("b" * 64))
-    with pytest.raises(Problem, match="made anew with another model; restart the server") as caught:
-        shelf.found(Toy().words(["low"])[0], 1)
-    assert caught.value.status == 503
+    storage = Storage.open(tmp_path / "results")
+    for request in (lambda: shelf.found(Toy().words(["low"])[0], 1), lambda: shelf.add(sound("high"), "x", storage)):
+        with pytest.raises(Problem, match="made anew with another model; restart the server") as caught:
+            request()
+        assert caught.value.status == 503 and "Retry-After" not in caught.value.headers
+    replica = Retrieval(storage, "audio", "", 1, 1.0)
+
+    async def batch(words):
+        return shelf, None
+
+    replica.batch = batch
+    assert asyncio.run(replica.ready(["a"])).status == 503, "readiness says it too"
 
 
 def test_where_the_storage_is_a_bucket_the_recordings_of_the_task_are_searched_and_none_is_kept(tmp_path, monkeypatch):

@@ -105,6 +105,13 @@ def test_a_task_named_twice_is_served_once(storage):
     assert len({model.sha256 for model in models}) == len(models) > 1
 
 
+@pytest.mark.parametrize("task", ["rl", "style", "audio", "weather"])
+def test_only_models_that_answer_any_file_say_which_files_they_take(storage, task):
+    name = sorted(choice.zoo.zoo(task))[0]
+    model = choice.of_file(task, name, choice.zoo.read(task, name), "", storage)
+    assert model.name and "files" not in model.about
+
+
 def test_a_run_says_which_cell_it_fills(storage):
     fill(storage, {"a": ("11", (None, 0.5), ()), "vote": ("22", (0.9, 0.9), ("11", "33"))}, scale="smoke")
     fill(storage, {"b": ("11", (0.7, 0.5), ())}, "weather/table2")

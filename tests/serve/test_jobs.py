@@ -160,23 +160,27 @@ def test_what_fails_says_why_in_a_line_and_the_next_one_runs(desk, work, why):
 @pytest.mark.parametrize("state", ["running", "done"])
 def test_a_disk_that_is_full_fails_one_job_and_ends_no_queue(desk, monkeypatch, state):
     """Whatever else than the painting fails: afterwards no video was painted any more, and this one ran for ever."""
-    at = desk()
+    at, why = desk(), "there is no room for the video"
     keep, full = at._keep, [state]
 
     def keeping(job):
         if job.state in full:
             full.clear()
-            raise UserError("there is no room")
+            raise UserError("state.json: the disk is full")
         keep(job)
 
     monkeypatch.setattr(at, "_keep", keeping)
-    assert reach(at, create(at), "failed")["detail"] == "a fault of the server's; its log says more"
+    id = create(at)
+    assert reach(at, id, "failed")["detail"] == why
     reach(at, create(at), "done")
+    at.close()
+    said = desk().status(id)
+    assert (said["state"], said["detail"]) == ("failed", why), "a server that starts again says the same"
 
 
 def test_a_disk_that_is_full_takes_no_video_and_keeps_no_cancelled_one_running(desk, monkeypatch):
     at = desk(slow)
-    id = create(at)
+    id, queued = create(at), create(at)
     while not at.status(id)["frames"]:
         time.sleep(0.01)
     process = at.running.process
@@ -184,13 +188,34 @@ def test_a_disk_that_is_full_takes_no_video_and_keeps_no_cancelled_one_running(d
     def full(job):
         raise UserError("there is no room")
 
-    monkeypatch.setattr(at, "_keep", full)
-    with pytest.raises(Problem, match="there is no room for the video") as refused:
-        create(at)
-    assert refused.value.status == 507 and list(at.jobs) == [id] and sorted(os.listdir(at.folder)) == [".lock", id]
-    with pytest.raises(UserError):
-        at.cancel(id)
-    assert not process.is_alive() and at.status(id)["state"] == "cancelled"
+    with monkeypatch.context() as patched:
+        patched.setattr(at, "_keep", full)
+        with pytest.raises(Problem, match="there is no room for the video") as refused:
+            create(at)
+        assert refused.value.status == 507 and list(at.jobs) == [id, queued]
+        assert set(os.listdir(at.folder)) == {".lock", id, queued}
+        for each in (queued, id):
+            at.cancel(each)
+            assert at.status(each)["state"] == "cancelled"
+    assert not process.is_alive() and os.listdir(at.folder) == [".lock"]
+    at.close()
+    assert not desk().jobs, "a server that starts again paints none of them"
+
+
+def test_a_disk_that_stays_full_leaves_nothing_to_paint_at_the_next_start(desk, monkeypatch):
+    at = desk()
+    keep = at._keep
+
+    def keeping(job):
+        if job.state != "queued":
+            raise UserError("state.json: the disk is full")
+        keep(job)
+
+    monkeypatch.setattr(at, "_keep", keeping)
+    id = create(at)
+    assert reach(at, id, "failed")["detail"] == "there is no room for the video" and not (at.folder / id).exists()
+    at.close()
+    assert not desk().jobs
 
 
 def test_a_process_that_is_killed_is_a_job_that_failed(desk):

@@ -2,12 +2,15 @@
 
 import asyncio
 import hashlib
+import http.client
 import io
 import json
 import re
 import socket
+import ssl
 import struct
 import threading
+import time
 import zlib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -22,7 +25,7 @@ from retable.platform.errors import UserError
 from retable.platform.models import export, zoo
 from retable.platform.store.storage import Storage
 from retable.serve.client import Answer, Client, ServeError
-from retable.serve.deployments import rl, served, style, weather
+from retable.serve.deployments import answers, audio, rl, served, style, weather
 from retable.serve.ingress import app, middleware, ranges
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, plain_line, wrong
@@ -145,6 +148,8 @@ def test_limits_and_models_are_shown():
 def test_a_problem_names_field_got_and_wanted():
     said = json.loads(wrong("seed", "x", "y").reply().body)
     assert (said["field"], said["got"], said["wanted"], said["status"]) == ("seed", "x", "y", 422)
+    detail = wrong("f" * 400, "g" * 400, "one of a, b").detail
+    assert "fff…: got ggg" in detail and detail.endswith("g…, wanted one of a, b")
     assert plain_line("a\x1b[2J\nb" + "c" * 999).startswith("a [2J b") and len(plain_line("c" * 999)) == 300
 
 
@@ -378,6 +383,33 @@ def test_the_client_waits_for_a_proxy_that_starts_again(monkeypatch):
             return Answer(200, b"[]", {})
 
     assert Away().models() == [] and waited[0] == 10 > waited[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), 10),
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), 10),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), 10),
+        (TimeoutError("timed out"), 1),
+        (ssl.SSLCertVerificationError(1, "certificate verify failed: self-signed certificate"), 1),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), 1),
+        (http.client.InvalidURL("nonnumeric port: 'x'"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_client_asks_again_only_where_that_may_help_and_says_what_failed(monkeypatch, error, tries):
+    asked = []
+    monkeypatch.setattr("retable.serve.client.time.sleep", lambda seconds: None)
+
+    class Failing(Client):
+        def _once(self, *arguments):
+            asked.append(arguments)
+            raise error
+
+    with pytest.raises(ConnectionError, match=re.escape(error.args[-1])):
+        Failing().models()
+    assert len(asked) == tries
 
 
 @pytest.mark.parametrize("asked", ["1", "", "7"])
@@ -664,6 +696,41 @@ def test_what_asks_whether_a_model_answers_is_a_question_that_it_can_answer(modu
     assert asyncio.run(replica.ready(["a"])).status == 200 and len(asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("of", "task", "given"),
+    [(served.Served, "rl", ()), (answers.Answers, "weather", ()), (audio.Retrieval, "audio", ("",))],
+)
+def test_readiness_during_a_swap_loads_nothing_twice_and_leaves_the_event_loop_free(storage, of, task, given):
+    loading, gaps = [], []
+
+    class Slow(of):
+        def load(self, data, name):
+            loading.append(threading.current_thread())
+            time.sleep(0.5)
+            return SimpleNamespace(refresh=lambda: None)
+
+        async def batch(self, words):
+            return self.any(), None
+
+    async def tick():
+        while True:
+            begun = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - begun)
+
+    async def swap():
+        old, new = (models.keep(bytes([place]), storage, task=task, name="Toy") for place in range(2))
+        replica = Slow(storage, task, *given, 1, 1.0)
+        await replica.reconfigure(models.config_of([old]))
+        ticking = asyncio.create_task(tick())
+        _, reply = await asyncio.gather(replica.reconfigure(models.config_of([new])), replica.ready([new.sha256]))
+        ticking.cancel()
+        return reply
+
+    assert asyncio.run(swap()).status == 200
+    assert len(loading) == 2 and threading.main_thread() not in loading and max(gaps) < 0.4
+
+
 def test_a_replica_holds_the_models_that_are_served_and_finds_others_while_it_is_told(storage):
     class Toys(served.Served):
         def load(self, data, name):
@@ -680,9 +747,9 @@ def test_a_replica_holds_the_models_that_are_served_and_finds_others_while_it_is
         assert list(toys.models.values()) == [b"\0", b"\1"] and (await toys.ready(list(toys.models))).status == 200
         await toys.reconfigure(models.config_of([gone]))
         assert list(toys.models.values()) == [b"\0", b"\1"]
-        assert toys.model(kept[2].sha256) == b"\2"
+        assert await toys.model(kept[2].sha256) == b"\2"
         await toys.reconfigure(models.config_of(kept[1:2]))
-        assert list(toys.models) == [kept[1].sha256] and toys.model(kept[0].sha256) == b"\0"
+        assert list(toys.models) == [kept[1].sha256] and await toys.model(kept[0].sha256) == b"\0"
 
     asyncio.run(swaps())
 

@@ -16,7 +16,7 @@ from retable.serve.launch.models import Model
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None:
-    """Add what the server says of itself."""
+    """Add the routes for health, models and limits."""
     asking, answered = asyncio.Lock(), -math.inf
     problem: Problem | None = None
     digests: dict[str, list[str]] = {}
@@ -50,10 +50,10 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None
 
     @app.get("/v1/models")
     def list_models() -> list[Json]:
-        """Say which models are served: their files' digests, where they are from, and why these."""
+        """Return the models that are served: their files' digests, where they are from, and why these."""
         return [asdict(model) for model in models]
 
     @app.get("/v1/limits")
     def show_limits() -> Json:
-        """Say what a request may hold."""
+        """Return what a request may hold."""
         return asdict(limits)

@@ -68,7 +68,10 @@ def parts(path: Path) -> tuple[list[Part], int]:
         found, place = list[Part](), 0
         while place < length and (sound := _samples(file, place, length)):
             begins, size, rate = sound
-            if not 0 < size < UNKNOWN or begins + size > length:  # to the end of the file; libsndfile knows of a first
+            is_empty = not size and _samples(file, begins, length) is not None
+            if (
+                not (is_empty or 0 < size < UNKNOWN) or begins + size > length
+            ):  # to the end of the file; libsndfile knows of a first
                 return [*found, Part(place, length, begins if found else 0)], 0
             after = _after(file, begins, size, length)
             end, follows = _behind(file, after, length)

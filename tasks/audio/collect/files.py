@@ -360,8 +360,10 @@ def _by_libsndfile(path: Path, start: float, remarks: Remarks) -> AbstractContex
                     try:
                         opened.append(_part(path, part, stack))
                     except soundfile.LibsndfileError:
+                        if not opened:  # FFmpeg may read the first
+                            return None
                         unheard += part.ends - part.begins
-                if opened and all(sound.subtype.startswith(PLAIN) for sound, _ in opened):
+                if all(sound.subtype.startswith(PLAIN) for sound, _ in opened):
                     remarks.unheard = unheard
                     return _read_parts(opened, stack.pop_all())
             return None

@@ -112,12 +112,12 @@ def _equal(keys: Sequence[str], recordings: Sequence[Recording], sign: str) -> l
     ]
 
 
-def read_exclusions(path: Path, say: Callable[[str], None] = lambda line: None) -> frozenset[str]:
+def read_exclusions(path: Path, report: Callable[[str], None] = lambda line: None) -> frozenset[str]:
     """Return the sources of a published list: WavCaps' JSON, or a CSV of Freesound ids or YouTube ids.
 
     Args:
         path: the list.
-        say: takes a line on how many of its values are no ids.
+        report: takes a line on how many of its values are no ids.
 
     Raises:
         UserError: where the file is missing, holds no ids, or fewer than half of its values are ids.
@@ -135,7 +135,7 @@ def read_exclusions(path: Path, say: Callable[[str], None] = lambda line: None) 
         if rest < number:
             why = f"only {rest} of {len(values)} values are Freesound or YouTube ids; {other!r} is none"
             raise UserError(f"{path}: cannot be read as a list of exclusions ({why})")
-        say(f"{path}: {number} of {len(values)} values are no ids and exclude nothing; the first: {other!r}")
+        report(f"{path}: {number} of {len(values)} values are no ids and exclude nothing; the first: {other!r}")
     return frozenset(source for source in found if source)
 
 
@@ -252,6 +252,6 @@ class HeldOut:
 
 
 def _agree(differing: Array) -> bool:
-    """Say whether anywhere in an alignment `SHORTEST` frames one after another differ in few bits."""
+    """Return whether anywhere in an alignment `SHORTEST` frames one after another differ in few bits."""
     total = np.concatenate([[0], np.cumsum(differing)])
     return bool((total[SHORTEST:] - total[:-SHORTEST] < ERRORS * 32 * SHORTEST).any())

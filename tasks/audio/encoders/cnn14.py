@@ -44,7 +44,7 @@ class PannsMel(nn.Module):
         self.register_buffer("bank", slaney_bank().contiguous(), persistent=False)
 
     def forward(self, waveform: Float[Tensor, "batch samples"]) -> Float[Tensor, "batch band frames"]:
-        """Give 1 + samples // 320 frames; float32, without gradients."""
+        """Return 1 + samples // 320 frames; float32, without gradients."""
         with torch.no_grad(), torch.autocast(waveform.device.type, enabled=False):
             return _decibels(self.bank @ power_spectrum(waveform.float(), self.window))
 

@@ -114,8 +114,8 @@ def error_function(captions: int) -> Erf:
     if captions > SEVERAL:
         from scipy.special import erf
 
-        found: Erf = erf
-        return found
+        function: Erf = erf
+        return function
     return lambda values: np.fromiter(map(math.erf, values.ravel().tolist()), np.float32).reshape(values.shape)
 
 
@@ -141,7 +141,7 @@ def shapes(architecture: Mapping[str, Any], projection: int) -> dict[str, tuple[
         "position": architecture["max_position_embeddings"],
         "token_type": architecture["type_vocab_size"],
     }
-    found: dict[str, tuple[int, ...]] = {
+    shapes: dict[str, tuple[int, ...]] = {
         f"text.network.embeddings.{table}_embeddings.weight": (rows, width) for table, rows in tables.items()
     }
     linear = {"text_projection": (projection, width)}
@@ -153,8 +153,8 @@ def shapes(architecture: Mapping[str, Any], projection: int) -> dict[str, tuple[
         linear |= {f"{name}.intermediate.dense": (inner, width), f"{name}.output.dense": (width, inner)}
         norms += [f"{name}.attention.output.LayerNorm", f"{name}.output.LayerNorm"]
     for name, (to, of) in linear.items():
-        found |= {f"{name}.weight": (to, of), f"{name}.bias": (to,)}
-    return found | {f"{name}.{part}": (width,) for name in norms for part in ("weight", "bias")}
+        shapes |= {f"{name}.weight": (to, of), f"{name}.bias": (to,)}
+    return shapes | {f"{name}.{part}": (width,) for name in norms for part in ("weight", "bias")}
 
 
 def read_words(path: Path) -> Words | None:

@@ -223,7 +223,8 @@ def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, 
         index: an open one, finished.
         embedder: the model that it was made with.
         path: the recording, known by its path: below the index's folder, or from elsewhere by its absolute path.
-        kept: where it is moved to once it could be read, in the same file system; none: it stays.
+        kept: where it is moved to once it could be read, in the same file system, and from there back if the index
+            cannot be written; none: it stays.
         patience: seconds to wait while another process writes.
 
     Raises:
@@ -245,7 +246,12 @@ def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, 
                 path.replace(place)
             file = replace(file_at(name, place), content=content)
             new = heard is not None and content not in now.paths
-            _append(now, file, _shard([(file, heard)], embedder.dimension) if heard and new else b"")
+            try:
+                _append(now, file, _shard([(file, heard)], embedder.dimension) if heard and new else b"")
+            except BaseException:
+                if kept and not refresh(now).holds(name):
+                    place.replace(path)
+                raise
         return refresh(now)
 
 
