@@ -138,9 +138,10 @@ def test_images_are_read_once_for_all_forecasters_of_a_size(monkeypatch):
 def test_several_forecasters_answer_one_request(monkeypatch):
     class Two:
         def __init__(self):
-            about = {"data_caution": "Not real."}
-            self.model = {name: SimpleNamespace(name=name, about=about) for name in "ab"}.__getitem__
             self.line = Line(2, 1.0)
+
+        async def model(self, sha256):
+            return SimpleNamespace(name=sha256, about={"data_caution": "Not real."})
 
         async def batch(self, work):
             return STEPS // (1 if work == "a" else 2)
