@@ -123,13 +123,15 @@ def test_replicas_that_are_killed_cost_no_request(server):
 def test_metrics_say_what_was_asked_and_what_is_served(server):
     import urllib.request
 
+    Client(server[0].url).ask("POST", "/v1/rl/InvertedPendulum", None, b'{"observations": [[0, 0, 0, 0]]}')
     (url,) = metrics_urls()
-    deadline, text = time.monotonic() + 60, ""
-    while "retable_requests" not in text and time.monotonic() < deadline:
+    deadline, asked = time.monotonic() + 60, []
+    while not asked and time.monotonic() < deadline:  # Ray exports its metrics now and then
         time.sleep(2)
         text = urllib.request.urlopen(url, timeout=30).read().decode()
-    asked = [line for line in text.splitlines() if line.startswith("ray_retable_requests_total{")]
-    assert any('endpoint="/v1/rl/{environment}"' in line and 'status="200"' in line for line in asked)
+        counts = [line for line in text.splitlines() if line.startswith("ray_retable_requests_total{")]
+        asked = [line for line in counts if 'endpoint="/v1/rl/{environment}"' in line and 'status="200"' in line]
+    assert asked
     assert "ray_retable_request_seconds_bucket" in text and 'sha256="' + server[1][1].sha256[:8] in text
     assert "ray_serve_actual_batch_size" in text
     assert ray.is_initialized()
