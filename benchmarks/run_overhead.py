@@ -90,7 +90,7 @@ def many(ours: bool) -> dict[str, float]:
 
         seconds = clocked(fill if ours else tune_alone)
     lines = Path("/proc/self/status").read_text().splitlines()
-    return {"s": seconds, "mb": next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))}
+    return {"s": seconds, "mb": next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))}
 
 
 def train_once(root: str, seed: int) -> None:

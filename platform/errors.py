@@ -54,9 +54,13 @@ def redact_command(words: Sequence[str]) -> str:
     return " ".join(shlex.quote(word) if len(word.split()) > 1 else word for word in shown)
 
 
+_QUOTED = r"""[^']*'(?:"'"'[^']*')*"""
+"""The rest of a word behind the quote that it begins with, as `shlex.quote` writes it."""
+
+
 def portable(command: str) -> str:
     """Return a kept command without its `--storage`: where results lay is nobody else's business."""
-    return re.sub(r" (?:--storage[ =](?:'[^']*'|\S+)|'--storage=[^']*')", "", command)
+    return re.sub(rf" (?:--storage[ =](?:'{_QUOTED}|\S+)|'--storage={_QUOTED})", "", command)
 
 
 class UserError(Exception):

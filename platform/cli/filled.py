@@ -54,7 +54,7 @@ def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
 
 def print_section(part: FilledTable) -> None:
     """Print a filled table, and the verdicts of a table or figure."""
-    from retable.platform.report.render import about, bundled, commits, grid, remarks
+    from retable.platform.report.render import about, bundled, commits, grid, other_code, remarks
 
     console.print(f"\n[bold]{part.name}[/]  {part.title}")
     say(about(part))
@@ -72,7 +72,7 @@ def print_section(part: FilledTable) -> None:
         console.print(shown)
         if count := len(lines) - len(present):
             say(f"{plural(count, 'row')} not at this scale")
-    for remark in filter(None, [*bundled(part), commits(part), *remarks(part)]):
+    for remark in filter(None, [*bundled(part), commits(part), other_code(part), *remarks(part)]):
         say(remark)
     colours = {"holds": "green", "does not hold": "red", "not separable": "yellow"}
     judged = [claim for claim in part.claims if claim.status != NOT_JUDGED]

@@ -33,7 +33,7 @@ VERBS = {
 """Commands of `retable data`: what each does, with an example."""
 DATA_HELP = "Download, make, check, convert or import a task's data.\n\nExample: `retable data make weather --size 36`"
 ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
-LOADED = ("help", "commands", "params", "callback", "invoke_without_command", "epilog")
+LOADED = ("help", "commands", "params", "callback", "invoke_without_command", "no_args_is_help", "epilog")
 """What a group has of its task's."""
 
 
@@ -41,7 +41,7 @@ class LazyGroup(TyperGroup):
     """A group of commands that is made when its help or one of its commands is asked for."""
 
     def __init__(self, name: str, about: str, load: Callable[[], TyperGroup]) -> None:
-        super().__init__(name=name, short_help=about, no_args_is_help=True, rich_markup_mode=MARKUP)
+        super().__init__(name=name, short_help=about, rich_markup_mode=MARKUP)
         self.load = load
         for attribute in LOADED:  # `__getattr__` is asked for them
             delattr(self, attribute)
@@ -51,6 +51,7 @@ class LazyGroup(TyperGroup):
         if attribute not in LOADED:
             raise AttributeError(attribute)
         vars(self).update({name: value for name, value in vars(self.load()).items() if name in LOADED})
+        self.no_args_is_help = not self.invoke_without_command
         return vars(self)[attribute]
 
 

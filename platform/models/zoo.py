@@ -20,7 +20,7 @@ _LONG = ("config", "metrics", "versions", "data_digest")
 
 
 def zoo(task: str) -> dict[str, Path]:
-    """Return the models in a task's zoo and their files, by name; the task is not imported for that.
+    """Return the models in a task's zoo and their files, by name; the task's code that trains is not imported for that.
 
     Files that do not end as the task's exports do hold other things. One of several models names them in its metadata,
     as `models`.

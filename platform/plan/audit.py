@@ -54,7 +54,7 @@ def _replicate(
     config, ancestor = replicate.config, parent(replicate.config)
     folder = RunFolder.of(plan.storage, task, config)
     training = plan.trainings.get(folder.path)
-    work = task.gpu_work(config)
+    work = task.gpu_work(config) if task.needs(config, "train").gpus else None
     view = None if isinstance(row, Measurement) else replicate.view
     return {
         "run": folder.fingerprint,

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from retable.platform.commit import code_root
 from retable.platform.config import describe, set_line
 from retable.platform.report.results import Cell, FilledClaim, FilledRow, FilledTable, slug_of
 from retable.platform.spec.claims import NOT_JUDGED, UNTESTED, Status
 from retable.platform.spec.table import Origin
-from retable.platform.spec.task import folder, names
-from retable.platform.store.provenance import UNKNOWN, differing, name_of
+from retable.platform.store.provenance import UNKNOWN, differing, name_of, own_folder
 from retable.platform.text import and_more, clock, plural
 
 SMOKE = "smoke"
@@ -72,7 +70,7 @@ def state(row: FilledRow) -> str:
 
 
 def remarks(part: FilledTable) -> list[str]:
-    """Return which rows lack runs, show other epochs than asked for or diverged, and which runs are of other code."""
+    """Return which rows lack runs, show other epochs than were asked for, or diverged, and how."""
     lacking = [row for row in part.rows if len(row.replicates) < row.planned]
     words = and_more([f"{row.label} ({len(row.replicates)} of {row.planned})" for row in lacking], 12, "; ")
     notes = [f"Not there yet: {words}."] if lacking else []
@@ -82,7 +80,7 @@ def remarks(part: FilledTable) -> list[str]:
         notes += [f"{where}, the best epoch's weights, as early stopping keeps them."] if shown else []
         why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
         notes += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
-    return [*notes, *filter(None, [other_code(part)])]
+    return notes
 
 
 def other_code(part: FilledTable) -> str:
@@ -91,7 +89,7 @@ def other_code(part: FilledTable) -> str:
     The papers' tasks raise their `version` where numbers change, so of them nothing is said.
     """
     task = part.name.partition("/")[0]
-    if task not in names() or folder(task).is_relative_to(code_root()):
+    if own_folder(task) is None:
         return ""
     changed = [run for run in part.runs.values() if f"tasks/{task}" in (differing(run["provenance"]) or ())]
     if not changed:
@@ -191,7 +189,7 @@ def markdown(part: FilledTable) -> str:
     lines += [f"*{_plain(line)}*\n" for line in bundled(part)]
     lines += [f"{commit_line}\n"] if (commit_line := commits(part)) else []
     lines += [*map(_claim_line, in_order(part.claims)), ""] if part.claims else []
-    if notes := [*filter(None, [part.note, taken(part)]), *remarks(part)]:
+    if notes := [*filter(None, [part.note, taken(part), other_code(part)]), *remarks(part)]:
         lines += ["<details><summary>Settings and remarks</summary>", "", *(f"{_plain(note)}\n" for note in notes)]
         lines += ["</details>"]
     return "\n".join(lines).rstrip() + "\n"

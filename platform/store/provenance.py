@@ -27,13 +27,19 @@ def _git() -> dict[str, object]:
     return commit.current(commit.code_root())
 
 
-@functools.cache
-def _own(task: str) -> dict[str, object]:
-    """Return the commit of the repository that a task outside of this package lies in; empty where there is none."""
+def own_folder(task: str) -> Path | None:
+    """Return the folder of a task outside of this package; None of others, and where there is none."""
     import retable.tasks
 
     folder = next((each for each in (Path(place, task) for place in retable.tasks.__path__) if each.exists()), None)
-    if folder is None or folder.is_relative_to(commit.code_root()):
+    return None if folder is None or folder.is_relative_to(commit.code_root()) else folder
+
+
+@functools.cache
+def _own(task: str) -> dict[str, object]:
+    """Return the commit of the repository that a task outside of this package lies in; empty where there is none."""
+    folder = own_folder(task)
+    if folder is None:
         return {}
     found = commit.parsed(commit.of_folder(folder))
     return {"own": {"name": task, **found}} if found and found["commit"] != _git().get("commit") else {}

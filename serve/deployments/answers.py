@@ -35,7 +35,7 @@ class Answers(Served[contract.Exported]):
         suffixes = sorted(self.answers.SUFFIXES)
         suffix = Path(name).suffix.lower() if name or len(suffixes) > 1 else suffixes[0]
         if suffix not in suffixes:
-            raise wrong("file", repr(name)[:80], f"a name that ends in {', '.join(suffixes)}")
+            raise wrong("file", repr(name), f"a name that ends in {', '.join(suffixes)}")
 
         async def answered() -> Reply:
             model = await self.model(sha256)

@@ -184,11 +184,7 @@ class VideoQueue:
             if before == "running" and self.running:
                 self.running.end()
                 self.changed.wait_for(lambda: self.running is None, timeout=_CHECKING)
-            try:
-                self._keep(job)
-                self._tidy(job)
-            except UserError:  # a full disk: the next start must not find the job queued
-                self._delete(job)
+            self._end(job)
 
     def _write(self, job: Job, body: bytes) -> None:
         """Write a video, and look at its header, one at a time."""
@@ -217,12 +213,8 @@ class VideoQueue:
                 with self.changed:
                     self.running, job.state = None, "failed"
                     job.detail = _NO_ROOM if isinstance(error, UserError) else FAULT
+                    self._end(job)
                     self.changed.notify_all()
-                    try:
-                        self._tidy(job)  # makes room for the state
-                        self._keep(job)
-                    except (OSError, UserError):
-                        self._delete(job)
 
     def _next(self) -> Job | None:
         """Wait for a job, and remove old ones now and then; return None where the queue is closed."""
@@ -253,8 +245,7 @@ class VideoQueue:
             self.running = None
             if job.state == "running" and not self.closed:  # and not cancelled
                 job.state, job.detail, job.notes = state, detail, running.result or ()
-                self._keep(job)
-                self._tidy(job)
+                self._end(job)
             self.changed.notify_all()
 
     def _recover(self, path: Path) -> None:
@@ -270,9 +261,8 @@ class VideoQueue:
         if job.state == "running":
             job.state, job.frames, job.total = "failed", 0, 0
             job.detail = "the server ended while the video was painted; send it again"
-            self._keep(job)
         if job.state != "queued":
-            self._tidy(job)
+            self._end(job)
 
     def _clean(self) -> None:
         """Remove jobs that are too old, and finished ones beyond the limit."""
@@ -288,6 +278,23 @@ class VideoQueue:
 
     def _delete(self, job: Job) -> None:
         shutil.rmtree(self.folder / job.id, ignore_errors=True)
+
+    def _end(self, job: Job) -> None:
+        """Keep the state of a job that is over, and remove what it no longer needs, which makes room on a full disk.
+
+        Where there is no room even then, nothing is left of it: the next start must not find it queued.
+        """
+        try:
+            try:
+                self._keep(job)
+            except UserError:
+                self._tidy(job)
+                self._keep(job)
+            self._tidy(job)
+        except (OSError, UserError):
+            self._delete(job)
+            if job.state == "done":
+                job.state, job.detail = "failed", _NO_ROOM
 
     def _tidy(self, job: Job) -> None:
         """Remove all files of a finished job but its state and a complete result."""

@@ -4,8 +4,6 @@
 import asyncio
 import logging
 import math
-import threading
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Generic, TypeVar, cast
 
@@ -74,8 +72,7 @@ class Served(Generic[T]):
         torch.set_num_threads(THREADS)
         self.storage, self.task, self.line = storage, task, Line(places, wait)
         self.models: dict[str, T] = {}
-        self.loading: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        """Digest -> lock that is held while the model is loaded."""
+        self.loading = asyncio.Lock()
 
     def load(self, data: bytes, name: str) -> T:
         """Return the model in a file; what is made at its first use is made now."""
@@ -90,9 +87,7 @@ class Served(Generic[T]):
         Raises:
             UserError: where its file is not on the storage, or another one.
         """
-        if sha256 in self.models:
-            return self.models[sha256]
-        return await asyncio.to_thread(self._take, sha256, self.task)
+        return self.models[sha256] if sha256 in self.models else await self._loaded(sha256, self.task)
 
     async def reconfigure(self, config: Mapping[str, object]) -> None:
         """Hold the models that Serve's `user_config` names, and no others.
@@ -104,8 +99,8 @@ class Served(Generic[T]):
         """
         wanted = {model.sha256: model.name for model in models_of(config) if model.task == self.task}
         try:
-            for sha256 in [sha256 for sha256 in wanted if sha256 not in self.models]:
-                await asyncio.to_thread(self._take, sha256, wanted[sha256])
+            for sha256, name in wanted.items():
+                await self._loaded(sha256, name)
         except Exception:
             if not self.models:
                 raise
@@ -120,10 +115,11 @@ class Served(Generic[T]):
         await asyncio.gather(*map(self.probe, models))
         return Reply(b"", "text/plain")
 
-    def _take(self, sha256: str, name: str) -> T:
-        """Load a model unless another thread has loaded it meanwhile."""
-        with self.loading[sha256]:
-            model = self.models.get(sha256)
-            if model is None:
-                model = self.models[sha256] = self.load(export.kept(self.task, sha256, self.storage), name)
-            return model
+    async def _loaded(self, sha256: str, name: str) -> T:
+        """Return a model, loaded in a thread unless it is there by now: one at a time, and none twice."""
+        async with self.loading:
+            if sha256 not in self.models:
+                self.models[sha256] = await asyncio.to_thread(
+                    lambda: self.load(export.kept(self.task, sha256, self.storage), name)
+                )
+            return self.models[sha256]

@@ -133,7 +133,7 @@ def _http_problem(request: Request, error: Any) -> Response:
 
 def _invalid(request: Request, error: Any) -> Response:
     first = error.errors()[0]
-    return respond(wrong(str(first["loc"][-1]), repr(first.get("input"))[:80], first["msg"].lower()))
+    return respond(wrong(str(first["loc"][-1]), repr(first.get("input")), first["msg"].lower()))
 
 
 def _fault(request: Request, error: object) -> Response:

@@ -1,6 +1,7 @@
 """Secrets: what a generated URI, option or variable hides is in no text that is kept or shown; other text stays."""
 
 import re
+import shlex
 import string
 import time
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retable.platform.errors import HIDDEN, UserError, one_line, redact, redact_command, traceback_of
+from retable.platform.errors import HIDDEN, UserError, one_line, portable, redact, redact_command, traceback_of
 
 
 def test_a_traceback_is_bounded_and_keeps_its_beginning_and_its_end():
@@ -135,6 +136,15 @@ def test_harmless_text_stays_as_it_is(text):
 def test_text_without_secrets_names_and_uris_stays_as_it_is(text):
     if not any(word in text.lower() for word in ("secret", "token", "pass", "credential", "signature", "key")):
         assert redact(text) == text
+
+
+@pytest.mark.parametrize("place", ["/home/me/x", "/home/al ice/x", "/home/bob/Bob's runs", "s3://bucket/x?region=eu"])
+@pytest.mark.parametrize("form", ["--storage={}", "--storage {}"])
+def test_a_kept_command_is_portable(place, form):
+    words = form.format(place).split(" ", 1) if form == "--storage {}" else [form.format(place)]
+    command = redact_command(["retable", "plan", *words, "rl/table1", "--rows", "SNIP 95 %"])
+    assert shlex.split(command)[2:-3] == words
+    assert portable(command) == "retable plan rl/table1 --rows 'SNIP 95 %'"
 
 
 def test_every_error_is_without_secrets():

@@ -28,7 +28,7 @@ from retable.platform.report.describe import find_run
 from retable.platform.report.diff import changes, report_tables, write_comparison
 from retable.platform.report.html import render
 from retable.platform.report.papers import in_order
-from retable.platform.report.render import commits, latex, markdown, remarks
+from retable.platform.report.render import commits, latex, markdown, other_code
 from retable.platform.report.results import gather, train_line
 from retable.platform.report.write import fill_and_keep, sections, write_report
 from retable.platform.spec.task import config_at, find_table
@@ -126,11 +126,10 @@ def test_a_report_says_what_its_trainings_took(filled):
 def test_runs_of_other_code_of_ones_own_task_are_told(filled):
     _, part = filled
     first, *_ = part.runs
-    assert not any("code of line" in remark for remark in remarks(part))
     of = {digits: {**run, "provenance": {"code": code_of("line")}} for digits, run in part.runs.items()}
-    assert not any("code of line" in remark for remark in remarks(replace(part, runs=of)))
+    assert other_code(part) == other_code(replace(part, runs=of)) == ""
     changed = replace(part, runs={**of, first: {**part.runs[first], "provenance": {"code": {"tasks/line": "0"}}}})
-    (remark,) = (remark for remark in remarks(changed) if "code of line" in remark)
+    remark = other_code(changed)
     assert f"has changed since 1 of {len(part.runs)} runs" in remark and "raise `version`" in remark
     assert remark in markdown(changed) and "has changed since" not in markdown(replace(changed, name="rl/table1"))
 
