@@ -70,7 +70,7 @@ def state(row: FilledRow) -> str:
 
 
 def remarks(part: FilledTable) -> list[str]:
-    """Return which rows lack runs, show other epochs than were asked for, or diverged, and how."""
+    """Return which rows lack runs, show other epochs than were asked for, or diverged, and which columns are empty."""
     lacking = [row for row in part.rows if len(row.replicates) < row.planned]
     words = and_more([f"{row.label} ({len(row.replicates)} of {row.planned})" for row in lacking], 12, "; ")
     notes = [f"Not there yet: {words}."] if lacking else []
@@ -80,7 +80,16 @@ def remarks(part: FilledTable) -> list[str]:
         notes += [f"{where}, the best epoch's weights, as early stopping keeps them."] if shown else []
         why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
         notes += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
-    return notes
+    return [*notes, *_empty_columns(part)]
+
+
+def _empty_columns(part: FilledTable) -> Iterator[str]:
+    """Yield a sentence for each column of which no run has the metric: its name may be misspelt."""
+    rows = [row for row in part.rows if any(not each.diverged for each in row.replicates)]
+    measured = sorted({name for row in rows for each in row.replicates for name in each.metrics})
+    for place, column in enumerate(part.columns):
+        if rows and not any(row.cells[place].measured for row in rows):
+            yield f"No run has the metric of column {column.header!r}; measured are {and_more(measured, 12)}."
 
 
 def other_code(part: FilledTable) -> str:

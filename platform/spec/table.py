@@ -460,8 +460,7 @@ def _within(path: str, field: str) -> bool:
 def _contradiction(row: Row | Measurement, default: object, default_view: object, changes: Mapping[str, object]) -> str:
     """Return which of the changes would make a row something else than its label says; empty where none would."""
     config, view = split_view(changes)
-    own = override(default, row.overrides or {})
-    seen = None if isinstance(row, Measurement) or row.view is None else override(default_view, row.view)
+    own, seen = _own(row, default, default_view)
     try:
         other = differences(override(own, config), own)
         if seen is not None:
@@ -469,6 +468,20 @@ def _contradiction(row: Row | Measurement, default: object, default_view: object
     except UserError:  # a field that this row's choice does not have
         return f"it has no {', '.join(sorted(changes))}"
     return f"it is not {', '.join(f'{path}={value}' for path, value in other.items())}" if other else ""
+
+
+def _own(row: Row | Measurement, default: OwnConfig, default_view: OwnView) -> tuple[OwnConfig, OwnView | None]:
+    """Return a row's config and view, without what scale, replicate axes and user change.
+
+    Raises:
+        UserError: naming the row, on a value that they refuse.
+    """
+    try:
+        seen = row.view if isinstance(row, Row) else None
+        view = None if seen is None else override(default_view, seen, "view.")
+        return override(default, row.overrides or {}), view
+    except UserError as error:
+        raise UserError(f"row {row.label!r}: {error}") from error
 
 
 def choose_rows(table: AnyTable, patterns: Sequence[str]) -> AnyTable:
@@ -520,10 +533,7 @@ def expand(table: AnyTable, row: Row | Measurement, default: OwnConfig, default_
     """
     if row.overrides is None:
         return []
-    try:
-        wanted = override(default, row.overrides)
-    except UserError as error:
-        raise UserError(f"row {row.label!r}: {error}") from error
+    wanted, _ = _own(row, default, default_view)
     view_overrides = row.view if isinstance(row, Row) else None
     own = {*row.overrides, *(f"view.{path}" for path in view_overrides or ())}
     axes = {path: values for path, values in table.over.items() if path not in own}

@@ -28,7 +28,7 @@ from retable.platform.report.describe import find_run
 from retable.platform.report.diff import changes, report_tables, write_comparison
 from retable.platform.report.html import render
 from retable.platform.report.papers import in_order
-from retable.platform.report.render import commits, latex, markdown, other_code
+from retable.platform.report.render import commits, latex, markdown, other_code, remarks
 from retable.platform.report.results import gather, train_line
 from retable.platform.report.write import fill_and_keep, sections, write_report
 from retable.platform.spec.task import config_at, find_table
@@ -121,6 +121,18 @@ def test_a_report_says_what_its_trainings_took(filled):
     )
     assert "trainings took" not in of(({}, 1))
     assert all(run["usage"]["cpu_seconds"] > 0 for run in part.runs.values())
+
+
+def test_a_column_whose_metric_no_run_has_is_told_with_the_metrics_that_they_have(filled):
+    _, part = filled
+    assert not any("has the metric" in remark for remark in remarks(part))
+    (place, column), *_ = enumerate(part.columns)
+    rows = [
+        replace(row, cells=tuple(replace(c, values=(None,)) if at == place else c for at, c in enumerate(row.cells)))
+        for row in part.rows
+    ]
+    told = [each for each in remarks(replace(part, rows=tuple(rows))) if "has the metric" in each]
+    assert len(told) == 1 and f"column {column.header!r}; measured are" in told[0] and "loss" in told[0]
 
 
 def test_runs_of_other_code_of_ones_own_task_are_told(filled):

@@ -202,6 +202,15 @@ def test_a_value_that_a_row_sets_and_the_config_refuses_names_the_row():
         expand(replace(table, rows=[row]), row, Config(), View())
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"), [({"overrides": {"penalty": 1}}, "penalty"), ({"view": {"limit": 1}}, "view.limit")]
+)
+def test_a_field_that_the_config_or_view_lacks_names_the_row(changes, field):
+    wrong = table(rows=[Row(label="as printed here", **changes)])
+    with pytest.raises(UserError, match=f"row 'as printed here': unknown field '{field}'"):
+        apply_overrides(wrong, {}, Small(), Look(), ())
+
+
 def test_results_are_selected_by_their_axes():
     assert [r.metrics["a"] for r in RESULTS.select("r")] == [1, 2, 3]
     assert [r.metrics["a"] for r in RESULTS.select("r", seed=0)] == [1, 2]
