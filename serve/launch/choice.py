@@ -21,6 +21,7 @@ from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
 from retable.platform.spec.task import find_table, names
 from retable.platform.store.storage import Storage
+from retable.platform.text import plural
 from retable.serve.launch.models import Model, keep
 
 _BRIEF = ("smoke", "quick")
@@ -136,9 +137,12 @@ def best(task: str, storage: Storage) -> list[Model]:
         return []
     runs = eligible_runs(task, storage)
     lasting = [run for run in runs if scale_of(run) not in _BRIEF]
-    if runs and not lasting and zoo.zoo(task):
-        why = "are of the scales smoke and quick, trained for minutes; the zoo is served instead"
-        errors.print(f"note: {task}: the runs here {why} (--best {task}/TABLE serves them)", markup=False)
+    brief, instead = len(runs) - len(lasting), "longer ones" if lasting else "the zoo's" if zoo.zoo(task) else ""
+    if brief and instead:
+        those = f"{plural(brief, 'run')} here of the scales smoke and quick, trained for minutes"
+        note = f"note: {task}: {instead} are served in place of {those} (--best {task}/TABLE serves those)"
+        errors.print(note, markup=False)
+    if brief and instead and not lasting:
         return []
     try:
         choices = contract.selector(task).best(lasting or runs)

@@ -136,6 +136,8 @@ def test_runs_that_were_trained_for_minutes_give_way(storage, monkeypatch, capsy
     monkeypatch.setattr(choice, "scale_of", lambda run: run)
     monkeypatch.setattr(choice, "of_choices", lambda chosen, storage: list(chosen))
     assert choice.best("weather", storage) == (compared or [])
-    assert ("the zoo is served instead" in capsys.readouterr().err) == (compared is None)
+    told = capsys.readouterr().err
+    assert ("the zoo's are served in place of" in told) == (compared is None)
+    assert ("longer ones are served in place of 1 run" in told) == (compared is not None and len(compared) < len(scales))
     monkeypatch.setattr(choice.zoo, "zoo", lambda task: {})
     assert choice.best("weather", storage) == (compared or scales), "without a zoo there is nothing better"
