@@ -102,14 +102,17 @@ def take_in(
             path.write_bytes(body)
             try:
                 seconds = length(path, limits)
+                note(kept, name)  # first: what is indexed is kept
                 now = add(index, embedder, path, kept)
             except UserError as error:
                 if str(path) in str(error):
                     raise Problem(400, str(error).replace(str(path), "the recording")) from error
                 raise
-        note(kept, name)
     except (OSError, UserError) as error:
         raise _not_kept(error) from error
+    finally:
+        if not kept.exists():
+            kept.with_suffix(".json").unlink(missing_ok=True)
     return now, kept, seconds
 
 

@@ -28,6 +28,7 @@ from retable.platform.console import (
 from retable.platform.errors import UserError
 from retable.platform.spec.task import Source, find
 from retable.platform.store.storage import Storage
+from retable.tasks.rl import DESCRIPTION
 from retable.tasks.rl.formats.precisions import TYPES
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import check_sizes
@@ -44,7 +45,7 @@ app = typer.Typer(
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The sets of Minari that `fetch` knows; those of D4RL are in `recordings/d4rl.json`."""
-SUFFIX = ".rtsn"
+SUFFIX = DESCRIPTION.model_suffix
 """What the name of a policy's file ends in."""
 Environment = Annotated[str, typer.Option("--env", help="A Gymnasium environment without its version, e.g. hopper.")]
 Skip = Annotated[str, typer.Option(help="Leave out episodes: their numbers from 0 on, e.g. 3,17.")]
