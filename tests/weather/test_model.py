@@ -215,19 +215,18 @@ def test_channels_last_changes_the_layout_only(model):
     "model", [UNet(filters=4, normalization="instance", dropout=0.0), Swin(feature_size=12, window=4)]
 )
 def test_one_image_has_the_same_gradients_where_channels_lie_last(model):
-    """PyTorch's instance normalization alone is wrong there (2.11, 2.14)."""
+    """In 64 bits: in 32 a rectifier's input near 0 may fall to its other side, which changed gradients by 0.0015."""
     x, region = images(1)
     gradients = []
     for last in (False, True):
         torch.manual_seed(0)
-        forecaster = make(model, channels_last=last)
-        forecaster.train()
-        forecaster(x, region).square().mean().backward()
+        forecaster = make(model, channels_last=last).train().double()
+        forecaster(x.double(), region).square().mean().backward()
         gradients.append({name: value.grad for name, value in forecaster.named_parameters() if value.grad is not None})
     plain, last = gradients
     whole = torch.cat([value.flatten() for value in plain.values()])
     other = torch.cat([last[name].flatten() for name in plain])
-    assert (whole - other).norm() < 1e-3 * whole.norm()
+    assert (whole - other).norm() < 1e-9 * whole.norm()
 
 
 def test_regions_are_told_apart_where_the_model_can():
