@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import math
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -320,15 +321,27 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
                 train_group(members, launch)
             else:
                 device = "cuda" if job.needs.gpus else "cpu"
-                train_job(
-                    members,
-                    launch,
-                    Worker(
-                        device=device, report=tune.report, **_preemption_hooks(preemption.NOTICE.checkpoint_written)
-                    ),
-                )
+                report = tune.report if job.metric else epochs_shown(tune.report)
+                hooks = _preemption_hooks(preemption.NOTICE.checkpoint_written)
+                train_job(members, launch, Worker(device=device, report=report, **hooks))
     if taken:
         raise attempts.LeaseLost(taken)
+
+
+def epochs_shown(report: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
+    """Return a report of no more than progress bars show: the epoch, and at most once a second.
+
+    A trial waits until Tune has taken a report, and Tune keeps statistics of all that it is told.
+    """
+    last = time.monotonic()
+
+    def paced(metrics: Mapping[str, Any]) -> None:
+        nonlocal last
+        if time.monotonic() - last >= 1:
+            last = time.monotonic()
+            report({"epoch": metrics["epoch"]})
+
+    return paced
 
 
 @contextmanager
