@@ -340,10 +340,10 @@ def folder(name: str) -> Path:
     """
     import retable.tasks
 
-    places = [Path(place, name) for place in retable.tasks.__path__ if Path(place, name, "__init__.py").exists()]
-    if not places:
-        raise UserError(_unknown(name))
-    return places[0]
+    for place in retable.tasks.__path__ if name.isidentifier() else ():
+        if Path(place, name, "__init__.py").exists():
+            return Path(place, name)
+    raise UserError(_unknown(name))
 
 
 def _unknown(name: str) -> str:
@@ -390,8 +390,7 @@ def lazy_task(package: str) -> Callable[[str], Any]:
 
 
 def _package(name: str) -> ModuleType:
-    if name not in names():
-        raise UserError(_unknown(name))
+    folder(name)  # `names` looks into every folder, and each trial asks
     extras.check(name)
     return importlib.import_module(f"retable.tasks.{name}")
 
