@@ -75,9 +75,7 @@ def test_each_kind_is_known_by_what_it_holds(index, tmp_path, format, suffix):
         ("os.fsync", 3),
     ],
 )
-def test_a_disk_that_is_full_says_so_and_leaves_nothing(
-    index, tmp_path, monkeypatch, call, before
-):
+def test_a_disk_that_is_full_says_so_and_leaves_nothing(index, tmp_path, monkeypatch, call, before):
     """`os.fsync`: of the name, then of the index's three files."""
     *place, name = call.split(".")
     owner = pathlib.Path if place[-1] == "Path" else {"tempfile": tempfile, "os": os}[place[0]]
