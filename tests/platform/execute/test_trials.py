@@ -94,7 +94,8 @@ def test_without_training_a_table_is_filled_from_finished_runs_alone(cluster, tm
     where = str(tmp_path)
     fast = [retable.train("line", {"rate": 0.1, "seed": k}, storage=where, keep=[1]).fingerprint for k in (0, 1)]
     capsys.readouterr()
-    app.reproduce(["line/table1"], storage=where, train=False)
+    command = ["reproduce", "line/table1", "--storage", where, "--no-train"]
+    app.app(command, standalone_mode=False)
     said = capsys.readouterr().out
     assert "line/table1: left out, not trained: slow; fine-tuned" in said
     assert {path.name for path in Path(where, "runs/line").iterdir()} == set(fast)
@@ -106,7 +107,7 @@ def test_without_training_a_table_is_filled_from_finished_runs_alone(cluster, tm
     ]  # what was left out is not taken for complete
     assert [len(row.replicates) for row in whole.rows] == [2, 2, 2, 2, 2, 0]
     with pytest.raises(UserError, match="leave one out"):
-        app.reproduce(["line/table1"], storage=where, train=False, retry_diverged=True)
+        app.app([*command, "--retry-diverged"], standalone_mode=False)
 
 
 def wait_for(condition, seconds=300):

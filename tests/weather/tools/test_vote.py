@@ -54,7 +54,9 @@ def test_the_vote_of_published_checkpoints_is_filled_and_submitted(cluster, tmp_
     lines = [word for word in set_line(CHANGES).split() if word != "--set"]
     cli.adopt(tmp_path / "checkpoints", TABLE, storage.root, lines)
     assert "--no-train" in capsys.readouterr().out
-    app.reproduce([TABLE], "paper", [*lines, "seed=0"], storage=storage.root, train=False)
+    changes = [word for line in [*lines, "seed=0"] for word in ("--set", line)]
+    command = ["reproduce", TABLE, "--scale", "paper", *changes, "--storage", storage.root, "--no-train"]
+    app.app(command, standalone_mode=False)
     said = capsys.readouterr().out
     assert f"{TABLE}: left out, not trained: BASELINE bce, crop and mask put right" in said
     wanted, task = rows_of(TABLE, CHANGES), find("weather")
