@@ -329,11 +329,12 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
 
 
 def epochs_shown(report: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
-    """Return a report of no more than progress bars show: the epoch, and at most once a second.
+    """Return a report of no more than progress bars show: the first epoch, then at most one a second.
 
-    A trial waits until Tune has taken a report, and Tune keeps statistics of all that it is told.
+    A trial waits until Tune has taken a report, and Tune keeps statistics of all that it is told. Of a trial that tells
+    nothing it prints a line.
     """
-    last = time.monotonic()
+    last = -math.inf
 
     def paced(metrics: Mapping[str, Any]) -> None:
         nonlocal last
