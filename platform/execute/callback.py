@@ -70,10 +70,11 @@ class TrialCallback:
     def callback(self) -> Callback:
         """Return the Tune callback that forwards to this object."""
         from ray import tune
+        from ray.tune.progress_reporter import TrialProgressCallback
 
         watch = self
 
-        class Forward(tune.Callback):
+        class Forward(TrialProgressCallback):  # in the place of Tune's own, which prints of trials that report nothing
             def __reduce__(self) -> tuple[type, tuple[()]]:
                 """Pickle the base class: Ray writes callbacks beside its state, and a terminal cannot be pickled."""
                 return tune.Callback, ()

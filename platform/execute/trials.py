@@ -331,8 +331,7 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
 def epochs_shown(report: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
     """Return a report of no more than progress bars show: the first epoch, then at most one a second.
 
-    A trial waits until Tune has taken a report, and Tune keeps statistics of all that it is told. Of a trial that tells
-    nothing it prints a line.
+    A trial waits until Tune has taken a report, and Tune keeps statistics of all that it is told.
     """
     last = -math.inf
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from retable.platform.config import flatten
 from retable.platform.console import console
-from retable.platform.errors import UserError, portable
+from retable.platform.errors import UserError
 from retable.platform.models import contract
 from retable.platform.spec.task import config_at
+from retable.platform.store.provenance import placeless
 from retable.platform.store.run import contiguous
 from retable.platform.store.storage import Record, Storage
 
@@ -47,9 +48,7 @@ def about(run: TrainedRun, epoch: int = 0, **more: object) -> Record:
     Raises:
         UserError: where the run is not finished.
     """
-    made = run.folder.provenance()
-    if "command" in made:
-        made["command"] = portable(str(made["command"]))
+    made = placeless(run.folder.provenance())
     info = made["data"] if "data" in made else run.source.info
     return {
         "task": run.task.name,

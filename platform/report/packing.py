@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from retable.platform.config import View, fingerprint, override
-from retable.platform.errors import UserError, portable
+from retable.platform.errors import UserError
 from retable.platform.execute.ensembles import output_folder
 from retable.platform.execute.scoring import shards_of, weights_digest
 from retable.platform.plan.plan import (
@@ -258,9 +258,7 @@ class _Packer:
 
     def _placeless(self, path: str) -> bytes:
         """Return a run's provenance without the storage that its command names."""
-        record = self.storage.read_record(path, {})
-        if "command" in record:
-            record = {**record, "command": portable(str(record["command"]))}
+        record = provenance.placeless(self.storage.read_record(path, {}))
         return json.dumps(record, indent=2, sort_keys=True).encode()
 
     def _add_run(self, training: Training) -> None:

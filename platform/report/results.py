@@ -37,6 +37,7 @@ from retable.platform.spec.table import (
     view_changes,
 )
 from retable.platform.spec.task import KeyNumber, Task, find_scale
+from retable.platform.store.provenance import placeless
 from retable.platform.store.run import RunFolder, sha256
 from retable.platform.store.storage import Record
 from retable.platform.text import and_more, plain
@@ -431,7 +432,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, Record]:
                 "curves": notebook.curves(folder.history())[:1],
                 "command": train_line(task, config),
                 "config": flatten(config),
-                "provenance": folder.provenance(),
+                "provenance": placeless(folder.provenance()),
             }
     return states
 

@@ -222,7 +222,7 @@ def alone(config: object) -> Hashable:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a task says of itself, without the code that trains: all that `retable list` shows."""
+    """A task's description, which needs none of the code that trains; `retable list` shows it."""
 
     name: str
     about: str

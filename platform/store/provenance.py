@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform import commit
-from retable.platform.errors import redact_command
+from retable.platform.errors import portable, redact_command
 
 _PACKAGES = ("retable", "ray", "torch", "numpy", "pyarrow", "gymnasium", "mujoco", "monai", "timm", "transformers")
 UNKNOWN = "commit not known"
@@ -71,6 +71,11 @@ def code() -> dict[str, str]:
 def _code() -> dict[str, str]:
     """Return `code()` as it was when this process first asked."""
     return code()
+
+
+def placeless(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's provenance without the storage that its command names."""
+    return {name: portable(str(value)) if name == "command" else value for name, value in made.items()}
 
 
 def code_of(task: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ import re
 import shutil
 import tempfile
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from retable.platform.errors import Unreachable, UserError
@@ -112,7 +113,8 @@ def take_in(
         raise _not_kept(error) from error
     finally:
         if not kept.exists():
-            kept.with_suffix(".json").unlink(missing_ok=True)
+            with suppress(OSError):
+                kept.with_suffix(".json").unlink()
     return now, kept, seconds
 
 

@@ -137,7 +137,8 @@ def best(task: str, storage: Storage) -> list[Model]:
         return []
     runs = eligible_runs(task, storage)
     lasting = [run for run in runs if scale_of(run) not in _BRIEF]
-    brief, instead = len(runs) - len(lasting), "longer ones" if lasting else "the zoo's" if zoo.zoo(task) else ""
+    brief = len(runs) - len(lasting)
+    instead = "longer runs" if lasting else "models of the zoo" if zoo.zoo(task) else ""
     if brief and instead:
         those = f"{plural(brief, 'run')} here of the scales smoke and quick, trained for minutes"
         note = f"note: {task}: {instead} are served in place of {those} (--best {task}/TABLE serves those)"

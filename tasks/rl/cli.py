@@ -56,7 +56,7 @@ Replace = Annotated[bool, typer.Option("--replace", help="Replace a data set of 
 
 
 def environment_name(name: str) -> str:
-    """Return an environment's proper name whatever the case it is written in: hopper -> Hopper."""
+    """Return an environment's name as Gymnasium spells it, from any case: hopper -> Hopper."""
     import gymnasium
 
     names = {str(spec.name).lower(): str(spec.name) for spec in gymnasium.registry.values()}

@@ -137,8 +137,8 @@ def test_runs_that_were_trained_for_minutes_give_way(storage, monkeypatch, capsy
     monkeypatch.setattr(choice, "of_choices", lambda chosen, storage: list(chosen))
     assert choice.best("weather", storage) == (compared or [])
     told = capsys.readouterr().err
-    assert ("the zoo's are served in place of" in told) == (compared is None)
+    assert ("models of the zoo are served in place of" in told) == (compared is None)
     mixed = compared is not None and len(compared) < len(scales)
-    assert ("longer ones are served in place of 1 run" in told) == mixed
+    assert ("longer runs are served in place of 1 run" in told) == mixed
     monkeypatch.setattr(choice.zoo, "zoo", lambda task: {})
     assert choice.best("weather", storage) == (compared or scales), "without a zoo there is nothing better"

@@ -135,6 +135,15 @@ def test_a_column_whose_metric_no_run_has_is_told_with_the_metrics_that_they_hav
     assert len(told) == 1 and f"column {column.header!r}; measured are" in told[0] and "loss" in told[0]
 
 
+def test_a_report_does_not_say_where_its_storage_lies(filled):
+    storage, part = filled
+    run = next(iter(part.runs))
+    path = f"runs/line/{run}/provenance.json"
+    kept = storage.read_json(path) | {"command": "retable reproduce line --storage /home/me/x --rows fast"}
+    storage.write_json(path, kept)
+    assert filled_line(storage).runs[run]["provenance"]["command"] == "retable reproduce line --rows fast"
+
+
 def test_runs_of_other_code_of_ones_own_task_are_told(filled):
     _, part = filled
     first, *_ = part.runs
