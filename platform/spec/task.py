@@ -340,16 +340,21 @@ def folder(name: str) -> Path:
     """
     import retable.tasks
 
-    for place in retable.tasks.__path__ if name.isidentifier() else ():
+    for place in retable.tasks.__path__ if _is_a_name(name) else ():
         if Path(place, name, "__init__.py").exists():
             return Path(place, name)
     raise UserError(_unknown(name))
 
 
+def _is_a_name(name: str) -> bool:
+    """Return whether a task can have that name: a package's, and no longer than a file system takes."""
+    return name.isidentifier() and len(name) < 100
+
+
 def _unknown(name: str) -> str:
     """Return that there is no such task; where `retable new` has written one here, how it is found."""
     place = Path("papers", name)
-    if name.isidentifier() and len(name) < 100 and (place / "__init__.py").is_file():
+    if _is_a_name(name) and (place / "__init__.py").is_file():
         return f"no task {name!r} yet; {place} is found after: export RETABLE_TASKS=$PWD/{place.parent}"
     return f"no task {name!r}{nearest(name, names())}"
 
