@@ -76,8 +76,9 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
 
 def has_answered(root: str, writes: bool = False) -> bool:
     """Return whether a folder, or one above it, has answered this process, to writing where `writes`."""
-    known = tuple(_answered)  # other threads add to it
-    return any((root == above or root.startswith(f"{above}/")) and (written or not writes) for above, written in known)
+    parts = root.split("/")
+    above = ("/".join(parts[:count]) for count in range(len(parts), 0, -1))  # a process of many runs has many folders
+    return any((folder, True) in _answered or (not writes and (folder, False) in _answered) for folder in above)
 
 
 def _tell(root: str, error: Exception) -> None:

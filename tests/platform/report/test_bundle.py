@@ -802,7 +802,7 @@ def test_which_numbers_agree(was, now, relative, expected):
     assert same(was, now, relative) is expected
 
 
-def test_a_bundle_does_not_say_where_its_storage_lay(trained, tmp_path):
+def test_a_bundle_does_not_say_where_its_storage_lay(tmp_path):
     here = Storage.open(tmp_path / "here")
     filled = filled_line(here, "quick")
     run = next(iter(filled.runs))
