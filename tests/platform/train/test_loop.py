@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import save
@@ -50,7 +49,7 @@ def stopping(task, step):
 def points(storage, configs):
     if not storage.exists("data/line/points"):
         LINE.dataset.prepare(configs[0], storage)
-    arrays = LINE.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    arrays = LINE.dataset.read(storage / "data/line/points")
     return LINE.dataset.open(arrays, Source.of(storage, "line/points"), configs)
 
 
