@@ -25,7 +25,7 @@ from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.replies import Json
 from retable.serve.launch.address import Address, host_name
 from retable.serve.launch.choice import Wanted, check_servable, choose_models
-from retable.serve.launch.models import Model, config_of, first_error
+from retable.serve.launch.models import Model, by_task, config_of, first_error
 
 NAME = "retable"
 """What Serve calls the application, unless it has a name of its own."""
@@ -163,15 +163,14 @@ def build(args: dict[str, object]) -> serve.Application:
         return assemble(arguments, storage)
     wanted = Wanted(arguments.tasks, zoo=arguments.models == "zoo", index=arguments.index)
     models = choose_models(wanted, storage)
-    tasks = tuple(dict.fromkeys(model.task for model in models))
-    return assemble(arguments.model_copy(update={"tasks": tasks}), storage, served(models))
+    return assemble(arguments.model_copy(update={"tasks": tuple(by_task(models))}), storage, served(models))
 
 
 def arguments(models: Sequence[Model], storage: Storage, address: Address, index: str) -> Arguments:
     """Return what a config file says of models that were chosen."""
     return Arguments(
         storage=str(storage),
-        tasks=tuple(dict.fromkeys(model.task for model in models)),
+        tasks=tuple(by_task(models)),
         index=str(Path(index).absolute()) if index else "",
         token_sha256=address.digest,
         hosts=address.names,
@@ -181,7 +180,7 @@ def arguments(models: Sequence[Model], storage: Storage, address: Address, index
 def served(models: Sequence[Model]) -> dict[str, Json]:
     """Return options of each deployment that say what is served: the same list for all, of which each takes its own."""
     config = config_of(models)
-    return {name: {"user_config": config} for name in ("ingress", *dict.fromkeys(model.task for model in models))}
+    return {name: {"user_config": config} for name in ("ingress", *by_task(models))}
 
 
 def reserved(tasks: Sequence[str], least: Mapping[str, int]) -> dict[str, float]:

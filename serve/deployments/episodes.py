@@ -152,7 +152,7 @@ class Stage:
             Problem: 501 where there is no simulator, 503 where too many wait or it takes too long.
         """
         if self.waiting >= self.limits.episodes:
-            raise Problem(503, "other episodes are being played; try again in a moment").wait(5)
+            raise Problem(503, "other episodes are being played; try again in a moment", wait=5)
         self.waiting += 1
         gone = threading.Event()
         try:
@@ -167,9 +167,8 @@ class Stage:
             known = "/" not in str(error)
             raise Problem(501, str(error) if known else "the environment cannot be built here") from error
         except Stopped as error:
-            raise Problem(503, f"not played within {self.limits.episode_seconds:g} s; ask for fewer steps").wait(
-                5
-            ) from error
+            detail = f"not played within {self.limits.episode_seconds:g} s; ask for fewer steps"
+            raise Problem(503, detail, wait=5) from error
         finally:
             gone.set()
             self.waiting -= 1

@@ -25,8 +25,7 @@ from retable.platform.store.storage import Storage
 from retable.serve.deployments.subprocess_call import FAULT, ProgressProcess
 from retable.serve.deployments.video import MEDIA, NICE, STARTS, UNKNOWN, Order, check, paint
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.ranges import send
-from retable.serve.ingress.replies import Json, Problem, Reply, json_reply, kind_of, plain_line, returns_problems
+from retable.serve.ingress.replies import Json, Problem, Reply, json_reply, kind_of, plain_line, returns_problems, send
 
 FOLDER = "served/jobs"
 ID = re.compile(r"[A-Za-z0-9_-]{22}")
@@ -128,7 +127,7 @@ class VideoQueue:
             self._clean()
             if sum(job.state not in _OVER for job in self.jobs.values()) + self.arriving > self.limits.jobs_waiting:
                 detail = f"{self.limits.jobs_waiting} videos wait; try again in some minutes"
-                raise Problem(503, detail).wait(60)
+                raise Problem(503, detail, wait=60)
             self.arriving += 1
         job = Job(id=id, kind=kind, order=order)
         try:
@@ -380,5 +379,5 @@ class Jobs:
                 try:
                     self.desk = VideoQueue(self.storage)
                 except BlockingIOError as error:
-                    raise Problem(503, "another server on this storage has the jobs; ask that one").wait(5) from error
+                    raise Problem(503, "another server on this storage has the jobs; ask that one", wait=5) from error
             return self.desk

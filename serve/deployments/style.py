@@ -15,8 +15,7 @@ from PIL import Image
 from ray import serve
 
 from retable.platform.errors import UserError
-from retable.serve.deployments.batches import together
-from retable.serve.deployments.served import Served
+from retable.serve.deployments.served import Served, together
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, kind_of, returns_problems
 from retable.tasks.style.export import read_export

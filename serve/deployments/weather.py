@@ -21,8 +21,7 @@ from ray import serve
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec.arrays import Array
 from retable.serve.deployments import maps
-from retable.serve.deployments.batches import together
-from retable.serve.deployments.served import Served
+from retable.serve.deployments.served import Served, together
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Json, Problem, Reply, returns_problems, wrong
 from retable.tasks.weather.answer import NOT_NAMED
@@ -144,8 +143,9 @@ def work(forecasters: Sequence[Exported], region: str, body: bytes) -> list[Fore
             forecaster.forecaster.number(region)
         except UserError as error:
             known = forecaster.config.regions
-            problem = wrong("region", repr(region)[:60], f"one of {', '.join(known)}, which this climatology has seen")
-            raise (problem.having(nearest=nearest(region, known).removeprefix("; ")) if region else problem) from error
+            wanted = f"one of {', '.join(known)}, which this climatology has seen"
+            more = {"nearest": nearest(region, known).removeprefix("; ")} if region else {}
+            raise wrong("region", repr(region)[:60], wanted, **more) from error
     images = {shape: images_of(body, shape) for shape in dict.fromkeys(map(_shape_of, forecasters))}
     return [ForecastRequest(forecaster, region, images[_shape_of(forecaster)]) for forecaster in forecasters]
 

@@ -81,11 +81,11 @@ class SecurityMiddleware:
         self.clients[client] += 1
         try:
             if self.closing and scope["path"].removeprefix(prefix) != ALIVE:
-                raise Problem(503, "the server is about to end").wait(5)
+                raise Problem(503, "the server is about to end", wait=5)
             self.check(scope["method"], scope["path"].removeprefix(prefix), headers)
             most = self.limits.client_requests
             if most and self.clients[client] > most and client and not loopback(client):
-                raise Problem(429, f"more than {most} requests of one client at once").wait(1)
+                raise Problem(429, f"more than {most} requests of one client at once", wait=1)
             await self.app(scope, receive, sending)
         except Problem as problem:
             await respond(problem)(scope, receive, sending)
@@ -137,8 +137,8 @@ def _check_token(authorization: str, digest: str) -> None:
     scheme, _, given = authorization.partition(" ")
     right = hmac.compare_digest(hashlib.sha256(given.strip().encode()).hexdigest(), digest)
     if not (right and scheme.lower() == "bearer"):
-        problem = Problem(401, "a token is needed: the header `Authorization: Bearer TOKEN`")
-        raise problem.header("WWW-Authenticate", "Bearer")
+        detail = "a token is needed: the header `Authorization: Bearer TOKEN`"
+        raise Problem(401, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
 def _check_origin(method: str, headers: Headers, names: Sequence[str] = ()) -> None:
@@ -170,7 +170,7 @@ class BodyReader:
         Raises:
             Problem: 413, 408 where it comes too slowly, or 503 where other requests hold too much.
         """
-        long = Problem(413, f"the body is longer than {most} bytes").having(wanted=most)
+        long = Problem(413, f"the body is longer than {most} bytes", entries={"wanted": most})
         if int(request.headers.get("content-length", "0")) > most:
             raise long
         body = bytearray()
@@ -184,7 +184,7 @@ class BodyReader:
                     if len(body) > most:
                         raise long
                     if self.in_flight_bytes > self.limits.held_bytes:
-                        raise Problem(503, "too many large requests at once; try again in a moment").wait(2)
+                        raise Problem(503, "too many large requests at once; try again in a moment", wait=2)
             yield bytes(body)
         finally:
             self.in_flight_bytes -= len(body)
@@ -206,6 +206,6 @@ class BodyReader:
                     slowest.reschedule(0)
                 yield clock
         except TimeoutError as error:
-            raise Problem(408, "the body comes too slowly").header("Connection", "close") from error
+            raise Problem(408, "the body comes too slowly", headers={"Connection": "close"}) from error
         finally:
             self.reading.pop(clock, None)

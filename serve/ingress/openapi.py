@@ -55,7 +55,7 @@ _EXAMPLES = (
     Problem(401, "a token is needed: the header `Authorization: Bearer TOKEN`"),
     Problem(404, "no style 'great_wav' is served; did you mean 'great_wave'?"),
     wrong("observations", "shape (1, 3)", "numbers of shape (rows, 17)"),
-    Problem(503, "rl has more to do than it can; try again in a moment").wait(1),
+    Problem(503, "rl has more to do than it can; try again in a moment", wait=1),
 )
 """What problems look like; every endpoint may answer any of them."""
 REFUSED: Json = {
