@@ -52,17 +52,20 @@ class Bodies:
     def of(model: Any, data: Any) -> "Bodies":
         """Read them off MuJoCo's model, which stands as an episode begins."""
         kinds, sizes = np.array(model.geom_type), np.array(model.geom_size)
-        shown = (kinds != _PLANE) & (kinds < _MESH) & (np.array(model.geom_rgba)[:, 3] > 0)
-        places = np.flatnonzero(shown)
-        kinds, sizes = kinds[places], sizes[places]
-        long = np.isin(kinds, (_CAPSULE, _CYLINDER))
-        ordered = np.sort(sizes, axis=1)
-        radii = np.where(long | (kinds == _SPHERE), sizes[:, 0], ordered[:, 1])
-        halves = np.where(long, sizes[:, 1], np.where(kinds == _SPHERE, 0, ordered[:, 2]))
-        axes = np.where(long | (kinds == _SPHERE), 2, sizes.argmax(axis=1))
-        floors = np.flatnonzero(np.array(model.geom_type) == _PLANE)
+        floors = np.flatnonzero(kinds == _PLANE)
         ground = float(data.geom_xpos[floors[0], 2]) if len(floors) else None
-        return Bodies(places, radii, halves, axes, np.isin(kinds, (_CAPSULE, _SPHERE)), ground)
+        places = np.flatnonzero((kinds != _PLANE) & (kinds < _MESH) & (np.array(model.geom_rgba)[:, 3] > 0))
+        kinds, sizes = kinds[places], sizes[places]
+        long, sphere = np.isin(kinds, (_CAPSULE, _CYLINDER)), kinds == _SPHERE
+        ordered = np.sort(sizes, axis=1)
+        return Bodies(
+            places,
+            radii=np.where(long | sphere, sizes[:, 0], ordered[:, 1]),
+            halves=np.where(long, sizes[:, 1], np.where(sphere, 0, ordered[:, 2])),
+            axes=np.where(long | sphere, 2, sizes.argmax(axis=1)),
+            round=np.isin(kinds, (_CAPSULE, _SPHERE)),
+            ground=ground,
+        )
 
     def ends(self, data: Any) -> Array:
         """Return where each line begins and ends now, m: (bodies, 2, 3)."""

@@ -272,11 +272,8 @@ class VideoQueue:
                 self._remove(job)
 
     def _remove(self, job: Job) -> None:
-        self._delete(job)
-        self.jobs.pop(job.id, None)
-
-    def _delete(self, job: Job) -> None:
         shutil.rmtree(self.folder / job.id, ignore_errors=True)
+        self.jobs.pop(job.id, None)
 
     def _end(self, job: Job) -> None:
         """Keep the state of a job that is over, and remove what it no longer needs, which makes room on a full disk.
@@ -291,7 +288,7 @@ class VideoQueue:
                 self._keep(job)
             self._tidy(job)
         except (OSError, UserError):
-            self._delete(job)
+            shutil.rmtree(self.folder / job.id, ignore_errors=True)
             if job.state == "done":
                 job.state, job.detail = "failed", _NO_ROOM
 

@@ -102,7 +102,7 @@ def routes_for(task: str) -> Any:
 
 def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storage | None = None) -> FastAPI:
     """Return what is behind the gate: the routes of models, and the result tables of a storage, where one is named."""
-    app = FastAPI(
+    app = openapi.Documented(
         title="retable",
         version="1",
         docs_url=None,
@@ -120,7 +120,6 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storag
     tables.add(app, models, storage)
     for task, own in by_task(models).items():
         routes_for(task).add(app, own, ask, bodies)
-    openapi.describe(app)
     return app
 
 

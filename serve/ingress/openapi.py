@@ -70,16 +70,14 @@ REFUSED: Json = {
 """OpenAPI schema of a route's problems; FastAPI names none of its own where there is a `default`."""
 
 
-def describe(app: FastAPI) -> None:
-    """Complete an application's OpenAPI document by the schema of problems and the token."""
-    plain = app.openapi
+class Documented(FastAPI):
+    """An application whose OpenAPI document has the schema of problems and the token, too."""
 
-    def document() -> Json:
-        documented = plain()
+    def openapi(self) -> Json:
+        """Return the document."""
+        documented = super().openapi()
         components = documented.setdefault("components", {})
         components["schemas"] = components.get("schemas", {}) | {"Problem": _PROBLEM_SCHEMA}
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         documented["security"] = [{}, {"token": []}]  # whether it is needed, the server's host says
         return documented
-
-    app.openapi = document  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from pyarrow import fs
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest
 from retable.platform.report.papers import in_order
 from retable.platform.report.render import about, measured, number, remarks, state
-from retable.platform.report.results import Cell, FilledReplicate, FilledTable, slug_of
+from retable.platform.report.results import FilledReplicate, FilledTable, slug_of
 from retable.platform.spec.table import Origin
 from retable.platform.store.patience import at_most
 from retable.platform.store.storage import Storage
@@ -78,11 +78,12 @@ class Tables:
 
     def listed(self) -> Reply:
         """Return what tables there are, in the papers' order, with the counts of their claims' verdicts."""
-        entries = []
-        for part in in_order(self.parts()):
-            claims = dict(Counter(claim.status for claim in part.claims))
-            entries.append(self.heading(part) | {"filled": part.filled, "claims": claims})
-        return self.reply(entries)
+        return self.reply(
+            [
+                self.heading(part) | {"filled": part.filled, "claims": Counter(each.status for each in part.claims)}
+                for part in in_order(self.parts())
+            ]
+        )
 
     def shown(self, name: str, at: str) -> Reply | Problem:
         """Return a table with its claims; `at`: the scale, with `listed`'s word for changes; empty: the largest."""
@@ -114,8 +115,7 @@ class Tables:
             name, stamp = str(file.base_name), (file.size, file.mtime_ns)
             if name.endswith(".json") and self.known.get(name, (None, None))[0] != stamp:
                 is_table = file.size is not None and file.size <= LARGEST  # a folder has no size
-                table = read_table(self.storage, f"{FOLDER}/{name}") if is_table else None
-                self.known[name] = stamp, table
+                self.known[name] = stamp, read_table(self.storage, f"{FOLDER}/{name}") if is_table else None
             parts.append(self.known.get(name, (None, None))[1])
         return [part for part in parts if part]
 
@@ -148,6 +148,8 @@ class Tables:
             cells = []
             for column, cell in zip(part.columns, row.cells, strict=False):
                 text = state(row) if cell.mean is None else measured(cell, column.format)
+                filled = zip(row.replicates, cell.values, strict=False)
+                behind = [replicate for replicate, value in filled if value is not None]
                 cells.append(
                     {
                         "measured": text,
@@ -155,7 +157,7 @@ class Tables:
                         "count": len(cell.measured),
                         "published": number(cell.published, column.format),
                         "difference": number(cell.difference, f"+{column.format}"),
-                        "models": self.serving(used(row.replicates, cell)),
+                        "models": self.serving(behind),
                     }
                 )
             yield {
@@ -200,11 +202,6 @@ def read_table(storage: Storage, path: str) -> FilledTable | None:
 def _kept_at(part: FilledTable) -> str:
     """Return what distinguishes tables of one name: the scale, and a digest of the changes."""
     return slug_of(part).removeprefix(part.name.replace("/", "-")).removeprefix("-")
-
-
-def used(replicates: Sequence[FilledReplicate], cell: Cell) -> list[FilledReplicate]:
-    """Return the replicates that a cell is of."""
-    return [each for each, value in zip(replicates, cell.values, strict=False) if value is not None]
 
 
 def same(model: Model, origin: Origin) -> bool:
