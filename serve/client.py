@@ -257,13 +257,12 @@ class Client:
         own = {"X-Request-Id": uuid.uuid4().hex, **(headers or {})} | (
             {"Authorization": f"Bearer {self.token}"} if self.token else {}
         )
-        answer = None
         for attempt in range(self.tries):
             last = attempt == self.tries - 1
+            answer = None  # how long to wait, the one before does not say
             try:
                 answer = self._once(method, target, body, own)
             except (OSError, http.client.HTTPException) as error:
-                answer = None  # how long to wait, the one before does not say
                 if last or _is_lasting(error):
                     why = plain_line(f"{type(error).__name__}: {error}")
                     raise ConnectionError(f"{self.url}: no answer ({why})") from error

@@ -132,8 +132,15 @@ def play(policy: Exported, seed: int, steps: int, stopped: Callable[[], bool]) -
                 end = "fell" if step.terminated[0] else "limit"
             if len(rewards) == steps:
                 break
-    summary = {"environment": policy.environment, "seed": seed, "steps": len(rewards), "end": end}
-    return summary | {"return": sum(rewards), "rewards": rewards, **(film.as_json() if film else {"frames": []})}
+    return {
+        "environment": policy.environment,
+        "seed": seed,
+        "steps": len(rewards),
+        "end": end,
+        "return": sum(rewards),
+        "rewards": rewards,
+        **(film.as_json() if film else {"frames": []}),
+    }
 
 
 def weight(policy: Exported) -> dict[str, int]:

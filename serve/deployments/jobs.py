@@ -206,14 +206,16 @@ class VideoQueue:
         """Process the waiting jobs one at a time, in order of arrival."""
         while job := self._next():
             try:
-                self._paint(job)
+                end = self._paint(job)
             except Exception as error:  # such as a full disk; the next one is painted all the same
                 logging.getLogger("ray.serve").exception("a job failed")
-                with self.changed:
-                    self.running, job.state = None, "failed"
-                    job.detail = _NO_ROOM if isinstance(error, UserError) else FAULT
+                end = "failed", _NO_ROOM if isinstance(error, UserError) else FAULT, ()
+            with self.changed:
+                self.running = None
+                if job.state == "running" and not self.closed:  # and not cancelled
+                    job.state, job.detail, job.notes = end
                     self._end(job)
-                    self.changed.notify_all()
+                self.changed.notify_all()
 
     def _next(self) -> Job | None:
         """Wait for a job, and remove old ones now and then; return None where the queue is closed."""
@@ -223,29 +225,23 @@ class VideoQueue:
                 self.changed.wait(CLEANING)
             return None if self.closed else self._waiting()[0]
 
-    def _paint(self, job: Job) -> None:
-        """Paint the video of a job."""
+    def _paint(self, job: Job) -> tuple[str, str, tuple[str, ...]]:
+        """Paint the video of a job; return the state in which it ends, why it failed, and its notes."""
         with self.changed:
             if self.closed or job.state != "queued":
-                return
+                return job.state, "", ()
             job.state = "running"
             self._keep(job)
             given = (self._source(job), self._target(job), job.order, str(self.storage), self.limits)
             running = self.running = ProgressProcess(self.work, *given, nice=NICE)
-        state, detail = "done", ""
         try:
             for frames, total in running.progress(self.limits.job_seconds):
                 with self.changed:
                     job.begun = job.begun or time.monotonic()
                     job.frames, job.total = frames, total
         except UserError as error:
-            state, detail = "failed", self._plain(str(error), job)
-        with self.changed:
-            self.running = None
-            if job.state == "running" and not self.closed:  # and not cancelled
-                job.state, job.detail, job.notes = state, detail, running.result or ()
-                self._end(job)
-            self.changed.notify_all()
+            return "failed", self._plain(str(error), job), ()
+        return "done", "", running.result or ()
 
     def _recover(self, path: Path) -> None:
         """Restore a job that an earlier process left."""

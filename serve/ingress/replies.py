@@ -109,10 +109,10 @@ def send(path: Path, wanted: str, most: int, media: str) -> Reply:
             body = file.read(stop - start)
     except OSError as error:
         raise Problem(404, "the file is gone") from error
-    headers: tuple[tuple[str, str], ...] = (("Accept-Ranges", "bytes"),)
-    if wanted:
-        headers = (*headers, ("Content-Range", f"bytes {start}-{stop - 1}/{size}"))
-    return Reply(body, media, 206 if wanted else 200, headers)
+    if not wanted:
+        return Reply(body, media, 200, (("Accept-Ranges", "bytes"),))
+    part = f"bytes {start}-{stop - 1}/{size}"
+    return Reply(body, media, 206, (("Accept-Ranges", "bytes"), ("Content-Range", part)))
 
 
 def span(wanted: str, size: int, most: int) -> tuple[int, int]:
