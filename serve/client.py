@@ -20,11 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from retable.platform.spec.arrays import Array
 from retable.serve.ingress.replies import PROBLEM, Json, plain_line
-
-Array = npt.NDArray[Any]
 
 _AGAIN = (408, 429, 502, 503)
 """What a server says that is busy, or whose replica died; every call here can be made twice without harm."""

@@ -24,7 +24,7 @@ from retable.serve.deployments import maps
 from retable.serve.deployments.served import Served, together
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Json, Problem, Reply, kind_of, returns_problems, wrong
-from retable.tasks.weather.answer import NOT_NAMED
+from retable.tasks.weather.answer import NAME, NOT_NAMED
 from retable.tasks.weather.combine import majority_vote, mean_probability
 from retable.tasks.weather.config import View
 from retable.tasks.weather.export import Exported
@@ -35,9 +35,7 @@ from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 WAIT = 0.02
 """Seconds that the first request of a batch waits for others."""
-NAME = "images"
-"""What the array is called in a file of NumPy's."""
-STARTS = {"npz": rb"PK\3\4", "hdf5": rb"\x89HDF\r\n\x1a\n"}
+STARTS = {"npz": rb"PK\x03\x04", "hdf5": rb"\x89HDF\r\n\x1a\n"}
 """How files of images begin."""
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 _CHUNKS = 10_000

@@ -48,7 +48,12 @@ class Metrics:
         """Set which models are served."""
         for value, some in ((0, self.models), (1, models)):
             for model in some:
-                about = {"sha256": model.sha256[:8], "run": str(model.about.get("fingerprint", ""))[:8]}
-                name = {"task": model.task, "name": model.name, "variant": model.variant}
-                self.served.set(value, {key: text or "-" for key, text in (name | about).items()})
+                tags = {
+                    "task": model.task,
+                    "name": model.name,
+                    "variant": model.variant,
+                    "sha256": model.sha256[:8],
+                    "run": str(model.about.get("fingerprint", ""))[:8],
+                }
+                self.served.set(value, {key: text or "-" for key, text in tags.items()})
         self.models = models

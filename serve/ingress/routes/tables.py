@@ -121,8 +121,14 @@ class Tables:
 
     def heading(self, part: FilledTable) -> Json:
         """Return what a table is."""
-        names = {"name": part.name, "at": _kept_at(part), "scale": part.scale, "title": part.title}
-        return names | {"figure": part.figure, "picture": self.drawn(part)}
+        return {
+            "name": part.name,
+            "at": _kept_at(part),
+            "scale": part.scale,
+            "title": part.title,
+            "figure": part.figure,
+            "picture": self.drawn(part),
+        }
 
     def whole(self, part: FilledTable) -> Json:
         """Return all that is shown of a table."""
