@@ -15,7 +15,7 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -281,13 +281,10 @@ class Client:
     def _once(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         place = urllib.parse.urlsplit(self.url)
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
-        connection = kind(place.netloc, timeout=self.timeout)
-        try:
+        with closing(kind(place.netloc, timeout=self.timeout)) as connection:
             connection.request(method, place.path.rstrip("/") + target, body, dict(headers))
             answer = connection.getresponse()
             return Answer(answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()})
-        finally:
-            connection.close()
 
 
 def _is_lasting(error: Exception) -> bool:

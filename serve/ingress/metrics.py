@@ -41,8 +41,9 @@ class Metrics:
         tags = {"endpoint": endpoint or "none", "method": method}
         self.requests.inc(1, tags | {"status": str(status)})
         self.seconds.observe(max(seconds, 1e-6), tags)
-        line = f"{method} {tags['endpoint']} {status} {1000 * seconds:.1f} ms"
-        logging.getLogger("ray.serve").info(line, extra={"log_to_stderr": False})
+        logging.getLogger("ray.serve").info(
+            "%s %s %s %.1f ms", method, tags["endpoint"], status, 1000 * seconds, extra={"log_to_stderr": False}
+        )
 
     def serve(self, models: Sequence[Model]) -> None:
         """Set which models are served."""

@@ -94,9 +94,13 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
     ) -> Response:
         """Take in a video to be painted in a style; `Location` names the job that says how far it is."""
         chosen = choose(models, style, model, "style")
-        original = colours == "original"
         order = Order(
-            sha256=chosen.sha256, size=size, strength=strength, original=original, steady=steady, format=format
+            sha256=chosen.sha256,
+            size=size,
+            strength=strength,
+            original=colours == "original",
+            steady=steady,
+            format=format,
         )
         async with bodies.read(request, bodies.limits.video_bytes) as body:
             # The id is made here: a replica that dies is asked again, and the same id twice is one job.

@@ -154,8 +154,7 @@ class Tables:
             cells = []
             for column, cell in zip(part.columns, row.cells, strict=False):
                 text = state(row) if cell.mean is None else measured(cell, column.format)
-                filled = zip(row.replicates, cell.values, strict=False)
-                behind = [replicate for replicate, value in filled if value is not None]
+                behind = [each for each, value in zip(row.replicates, cell.values, strict=False) if value is not None]
                 cells.append(
                     {
                         "measured": text,
