@@ -81,14 +81,10 @@ def made(request, tmp_path_factory):
     if name == "weather":
         transfer(storage / "data/weather/tiny", storage / "data/weather/parquet", "parquet")
         config = tiny(name, {**UNET, "data": "parquet"})
-    if name == "rl":  # entries that a toy is without
-        where = "data/rl/InvertedPendulum/tiny/dataset.json"
-        more = {"generated": False, "files": {}, "versions": {}}
-        storage.write_json(where, {**more, **storage.read_json(where)})
     return name, storage, config
 
 
-def read(name, storage, config, monkeypatch):
+def read(name, storage, config):
     """Return a data set's arrays as they are read into memory, and a first epoch, streamed where it can be."""
     dataset = find(name).dataset
     source = Source.of(storage, dataset.where(config))
@@ -110,9 +106,9 @@ def in_arrays(value):
 
 def test_a_data_set_is_read_once_its_bucket_grants_it_again(made, monkeypatch):
     name, storage, config = made
-    expected, batches = read(name, storage, config, monkeypatch)
+    expected, batches = read(name, storage, config)
     handler = Refusing(1)
-    got, others = read(name, Storage(fs.PyFileSystem(handler), storage.root), config, monkeypatch)
+    got, others = read(name, Storage(fs.PyFileSystem(handler), storage.root), config)
     np.testing.assert_equal([got, others], [expected, batches])
     assert any(what == "open" and path.endswith(".parquet") for what, path in handler.asked), "Parquet was read"
 
@@ -122,5 +118,5 @@ def test_beyond_the_bound_it_is_one_line_that_another_try_may_mend(made, monkeyp
     monkeypatch.setenv(patience.PATIENCE, "0")
     away = Storage(fs.PyFileSystem(Refusing(1 << 30, ".parquet")), storage.root)
     with pytest.raises(Unreachable, match=r"\.parquet: .*(HTTP status 503|ACCESS_DENIED)") as caught:
-        read(name, away, config, monkeypatch)
+        read(name, away, config)
     assert "\n" not in str(caught.value)

@@ -31,6 +31,7 @@ def transitions(storage):
     made = columns(64, 4, 1)
     made |= {"timeout": np.zeros(64, bool), "episode": np.zeros(64, np.int32), "step": np.arange(64, dtype=np.int32)}
     said = {"source": "own", "environment": "InvertedPendulum", "simulator": "v5", "name": "tiny"}
+    said |= {"generated": False, "files": {}, "versions": {}}
     store(made, np.ones(1), storage / "data/rl/InvertedPendulum/tiny", said)
 
 
