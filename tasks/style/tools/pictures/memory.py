@@ -25,6 +25,13 @@ STEP = 8
 """Sizes are tried in multiples of so many pixels."""
 
 
+def free_bytes(device: torch.device | None = None) -> int:
+    """Return the bytes that are free: of a CUDA device its own; of any other, or of none, the host's."""
+    if device is not None and device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
 def check_memory(
     height: int, width: int, needed: Callable[[int, int], int], device: torch.device | None = None
 ) -> None:
@@ -34,15 +41,12 @@ def check_memory(
         height: the picture's.
         width: the picture's.
         needed: bytes for a height and a width.
-        device: where it is computed; none, or anything but CUDA: the host's memory counts.
+        device: where it is computed; see `free_bytes`.
 
     Raises:
         UserError: with what is needed, what is free, and the size that fits.
     """
-    free = psutil.virtual_memory().available
-    if device is not None and device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    bytes_ = needed(height, width)
+    free, bytes_ = free_bytes(device), needed(height, width)
     if bytes_ <= free:
         return
     longer = max(height, width)
