@@ -21,6 +21,7 @@ HELD, KERNELS = 3.0, 9.0
 over the weights: measured, within a quarter."""
 SHORTAGE = ("can't allocate memory", "MPS backend out of memory", "Invalid buffer size")
 """What PyTorch's plain errors of allocations say: on CPUs, and on MPS."""
+TOO_LARGE = "more memory is needed than there is; choose a smaller --size"
 STEP = 8
 """Sizes are tried in multiples of so many pixels."""
 
@@ -91,8 +92,8 @@ def is_shortage(error: BaseException) -> bool:
 
 
 @contextmanager
-def shortage_told(what: str) -> Iterator[None]:
-    """Raise an allocation that failed in the block as one line that begins with `what`.
+def shortage_told(message: str) -> Iterator[None]:
+    """Raise an allocation that failed in the block as a UserError of this message.
 
     Raises:
         UserError: in place of that error; others are raised as they are.
@@ -102,4 +103,4 @@ def shortage_told(what: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_shortage(error):
             raise
-        raise UserError(f"{what}: more memory is needed than there is; choose a smaller --size") from error
+        raise UserError(message) from error
