@@ -95,8 +95,6 @@ def many(ours: bool) -> dict[str, float]:
 
 def train_once(root: str, seed: int) -> None:
     """Train the toy in this process; its data are there."""
-    import pyarrow.parquet as pq
-
     from retable.platform.config import override
     from retable.platform.spec.task import Source, find
     from retable.platform.store.run import RunFolder
@@ -106,7 +104,7 @@ def train_once(root: str, seed: int) -> None:
 
     task, storage = find("line"), Storage.open(root)
     config = override(task.config(), {"seed": seed})
-    arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    arrays = task.dataset.read(storage / "data/line/points")
     data = task.dataset.open(arrays, Source.of(storage, "line/points"), [config])
     train(task, [config], data, [RunFolder.of(storage, task, config)], "64 points", Worker(), [()])
 

@@ -25,7 +25,7 @@ from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.replies import Json
 from retable.serve.launch.address import Address, host_name
 from retable.serve.launch.choice import Wanted, check_servable, choose_models
-from retable.serve.launch.models import Model, config_of, first_error
+from retable.serve.launch.models import Model, by_task, config_of, first_error
 
 NAME = "retable"
 """What Serve calls the application, unless it has a name of its own."""
@@ -161,17 +161,15 @@ def build(args: dict[str, object]) -> serve.Application:
     arguments = arguments.model_copy(update={"storage": str(storage)})
     if arguments.models == "user_config":
         return assemble(arguments, storage)
-    wanted = Wanted(arguments.tasks, zoo=arguments.models == "zoo", index=arguments.index)
-    models = choose_models(wanted, storage)
-    tasks = tuple(dict.fromkeys(model.task for model in models))
-    return assemble(arguments.model_copy(update={"tasks": tasks}), storage, served(models))
+    models = choose_models(Wanted(arguments.tasks, zoo=arguments.models == "zoo", index=arguments.index), storage)
+    return assemble(arguments.model_copy(update={"tasks": tuple(by_task(models))}), storage, served(models))
 
 
 def arguments(models: Sequence[Model], storage: Storage, address: Address, index: str) -> Arguments:
     """Return what a config file says of models that were chosen."""
     return Arguments(
         storage=str(storage),
-        tasks=tuple(dict.fromkeys(model.task for model in models)),
+        tasks=tuple(by_task(models)),
         index=str(Path(index).absolute()) if index else "",
         token_sha256=address.digest,
         hosts=address.names,
@@ -181,7 +179,12 @@ def arguments(models: Sequence[Model], storage: Storage, address: Address, index
 def served(models: Sequence[Model]) -> dict[str, Json]:
     """Return options of each deployment that say what is served: the same list for all, of which each takes its own."""
     config = config_of(models)
-    return {name: {"user_config": config} for name in ("ingress", *dict.fromkeys(model.task for model in models))}
+    return {name: {"user_config": config} for name in ("ingress", *by_task(models))}
+
+
+def http_options(address: Address) -> Json:
+    """Return the options of Serve's proxy: where it listens, and for how long a connection stays open."""
+    return {"host": address.host, "port": address.port, "keep_alive_timeout_s": KEEP_ALIVE}
 
 
 def reserved(tasks: Sequence[str], least: Mapping[str, int]) -> dict[str, float]:
@@ -238,10 +241,10 @@ def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapp
         handles[task] = made(task, of).bind(storage, task, **given, places=of.places, wait=wait)
         if of.has_jobs:
             handles["jobs"] = made("jobs", _JOBS).bind(storage)
-    made_ingress = made("ingress", _INGRESS)
     limits = replace(LIMITS, client_requests=arguments.client_requests)
-    gate = (arguments.token_sha256, arguments.hosts, limits, storage)
-    application: serve.Application = made_ingress.bind(handles, *gate)
+    application: serve.Application = made("ingress", _INGRESS).bind(
+        handles, arguments.token_sha256, arguments.hosts, limits, storage
+    )
     return application
 
 
@@ -261,8 +264,7 @@ def config_file(arguments: Arguments, address: Address, *options: Mapping[str, M
     }
     content = {
         "proxy_location": "EveryNode",
-        "http_options": {"host": address.host, "port": address.port, "keep_alive_timeout_s": KEEP_ALIVE},
+        "http_options": http_options(address),
         "applications": [application],
     }
-    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
-    return text
+    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120))

@@ -15,16 +15,14 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from retable.platform.spec.arrays import Array
 from retable.serve.ingress.replies import PROBLEM, Json, plain_line
-
-Array = npt.NDArray[Any]
 
 _AGAIN = (408, 429, 502, 503)
 """What a server says that is busy, or whose replica died; every call here can be made twice without harm."""
@@ -257,13 +255,12 @@ class Client:
         own = {"X-Request-Id": uuid.uuid4().hex, **(headers or {})} | (
             {"Authorization": f"Bearer {self.token}"} if self.token else {}
         )
-        answer = None
         for attempt in range(self.tries):
             last = attempt == self.tries - 1
+            answer = None  # how long to wait, the one before does not say
             try:
                 answer = self._once(method, target, body, own)
             except (OSError, http.client.HTTPException) as error:
-                answer = None  # how long to wait, the one before does not say
                 if last or _is_lasting(error):
                     why = plain_line(f"{type(error).__name__}: {error}")
                     raise ConnectionError(f"{self.url}: no answer ({why})") from error
@@ -284,13 +281,10 @@ class Client:
     def _once(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         place = urllib.parse.urlsplit(self.url)
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
-        connection = kind(place.netloc, timeout=self.timeout)
-        try:
+        with closing(kind(place.netloc, timeout=self.timeout)) as connection:
             connection.request(method, place.path.rstrip("/") + target, body, dict(headers))
             answer = connection.getresponse()
             return Answer(answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()})
-        finally:
-            connection.close()
 
 
 def _is_lasting(error: Exception) -> bool:

@@ -1,7 +1,6 @@
 """Data sets on a bucket that refuses for a while: every task waits, and reads what is there."""
 
 import dataclasses
-import importlib
 import io
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -92,10 +91,8 @@ def made(request, tmp_path_factory):
 def read(name, storage, config, monkeypatch):
     """Return a data set's arrays as they are read into memory, and a first epoch, streamed where it can be."""
     dataset = find(name).dataset
-    module = importlib.import_module(dataset.read.__module__)
-    monkeypatch.setattr(module, "read_blocks", lambda blocks, read: pa.concat_tables(map(read, blocks)))
     source = Source.of(storage, dataset.where(config))
-    arrays = dict(dataset.arrays(dataset.read(source.folder).combine_chunks()))
+    arrays = dict(dataset.read(source.folder))
     data = dataset.open(None if dataset.streams else arrays, source, [config])
     return arrays, [in_arrays(batch) for batch in data.batches(0, 0, 0, 1)]
 

@@ -13,7 +13,7 @@ from retable.platform.report.results import FilledTable, fill
 from retable.platform.spec.table import Column, Combined, Measurement, Row, Table
 from retable.platform.spec.task import find, find_table, table_at
 from retable.platform.store.storage import Storage
-from retable.serve.ingress.results import Tables
+from retable.serve.ingress.routes.tables import Tables
 from tests.tiny import DATA
 
 TABLES = ("weather/table1", "weather/table2", "style/table1", "audio/table2", "rl/table1")

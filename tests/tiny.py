@@ -4,11 +4,8 @@
 """
 
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import distributed
 
@@ -188,8 +185,7 @@ def opened(name, storage, config):
     source = Source.of(storage, dataset.where(config))
     if dataset.streams:
         return dataset.open(None, source, [config])
-    files = sorted(Path(source.folder.root).glob("*.parquet"))
-    return dataset.open(dataset.arrays(pa.concat_tables(map(pq.read_table, files))), source, [config])
+    return dataset.open(dataset.read(source.folder), source, [config])
 
 
 class Stopped(Exception):

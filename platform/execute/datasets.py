@@ -15,7 +15,7 @@ from retable.platform.config import Config
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, one_line
 from retable.platform.execute.scoring import task_error
-from retable.platform.execute.session import alive_nodes, switches
+from retable.platform.execute.session import alive_nodes
 from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.task import Task, find
 from retable.platform.store.lease import DEATHS
@@ -209,21 +209,11 @@ def _make_set(task_name: str, config: Config, storage: Storage) -> str | None:
 
 
 def _read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, Arrays | None]:
-    """Read a data set through Ray Data; return why it cannot be read, or None, and its arrays."""
-    import pyarrow as pa
-    import ray
-
-    from retable.platform.execute.streams import raise_error
-
-    dataset, folder = find(task_name).dataset, storage / f"data/{where}"
+    """Read a data set; return why it cannot be read, or None, and its arrays."""
+    folder = storage / f"data/{where}"
     try:
-        with switches():  # on a Ray that the user has started
-            ray.data.DataContext.get_current().enable_progress_bars = False
-            tables = ray.get(dataset.read(folder).to_arrow_refs())
-        for table in tables:
-            raise_error(table)
-        return None, dict(dataset.arrays(pa.concat_tables(tables).combine_chunks()))
+        return None, dict(find(task_name).dataset.read(folder))
     except UserError as error:
         return str(error), None
-    except Exception as error:  # of Ray, Arrow, or a damaged file
+    except Exception as error:  # of Arrow, or a damaged file
         return f"{folder} cannot be read ({one_line(error)}); `retable data check {task_name}` says more", None

@@ -39,6 +39,8 @@ class Notice:
         """The attempts that this process trains."""
         self.relayed = False
         """Whether the workers of a Train group train them, in other processes."""
+        self.leaving = False
+        """Whether SIGTERM has come: this process ends after its checkpoint."""
         self.ending = False
 
     def checkpoint_written(self) -> None:
@@ -72,7 +74,9 @@ class SigtermMixin:
         before = signal.getsignal(signal.SIGTERM)
 
         def leave(signum: int, frame: FrameType | None) -> None:
-            if not NOTICE.requested.is_set() and not NOTICE.ending:
+            if not NOTICE.leaving:
+                NOTICE.leaving = True
+                NOTICE.saved.clear()  # of a drain before
                 NOTICE.requested.set()
                 threading.Thread(target=_end_process, daemon=True, name="leave").start()
             elif NOTICE.ending and callable(before):
@@ -106,16 +110,18 @@ def handle_preemption(members: Sequence[Lease], relayed: bool = False) -> Iterat
 
 
 @contextmanager
-def _polling(look: Callable[[], bool]) -> Iterator[None]:
-    """Request a checkpoint once `look` returns true, while the block runs."""
+def _polling(*looks: Callable[[], bool]) -> Iterator[None]:
+    """Request a checkpoint whenever one of `looks` begins to return true, while the block runs."""
     over = threading.Event()
 
     def watch() -> None:
+        before = [False] * len(looks)
         while not over.wait(POLL_SECONDS):
             with suppress(Exception):  # Ray or a storage that is away tells nothing
-                if look():
+                now = [look() for look in looks]
+                if any(new and not old for new, old in zip(now, before, strict=True)):
                     NOTICE.requested.set()
-                    return
+                before = now
 
     thread = threading.Thread(target=watch, daemon=True, name="notice")
     thread.start()
@@ -138,7 +144,7 @@ def worker_preemption(members: Sequence[Lease], rank: int) -> Iterator[Callable[
     first = members[0]
 
     def told() -> bool:
-        return node_draining() or (rank == 0 and first.folder.folder.exists(f"{first.path}/{_MARK}"))
+        return rank == 0 and first.folder.folder.exists(f"{first.path}/{_MARK}")
 
     def answer() -> None:
         NOTICE.checkpoint_written()
@@ -147,7 +153,7 @@ def worker_preemption(members: Sequence[Lease], rank: int) -> Iterator[Callable[
                 attempt.folder.folder.remove(f"{attempt.path}/{_MARK}")
             NOTICE.saved.clear()
 
-    with _polling(told):
+    with _polling(node_draining, told):
         yield answer
 
 
@@ -156,8 +162,8 @@ def give_notice(folders: Sequence[RunFolder]) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-    alive_runs = [(folder, attempts.read(folder, attempts.newest_number(folder))) for folder in folders]
-    alive_runs = [(folder, record) for folder, record in alive_runs if not attempts.is_over(record)]
+    alive_runs = [(folder, _newest_record(folder)) for folder in folders]
+    alive_runs = [(folder, record) for folder, record in alive_runs if record and not attempts.is_over(record)]
     processes = [(record["place"], record["pid"], record["born"]) for _, record in alive_runs]
     if not processes:
         return

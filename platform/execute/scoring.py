@@ -110,9 +110,13 @@ def report_result(board: ProgressBoard, name: str, failure: str | None, weight: 
 
 def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, joined: bool) -> str | None:
     """Predict every shard of one view of a finished run that is not there yet; return why it failed, or None."""
-    import torch
+    from retable.platform.train.worker import threads
 
-    torch.set_num_threads(1)
+    with threads(1):  # in whichever process: the caller's keeps its own number
+        return _predict_shards(task_name, config, view, folder, joined)
+
+
+def _predict_shards(task_name: str, config: Config, view: View, folder: RunFolder, joined: bool) -> str | None:
     task = find(task_name)
     try:
         source = Source.of(folder.storage, task.dataset.where(config))

@@ -211,7 +211,9 @@ def tell(message: str) -> None:
         said = f"{plain(words.partition('. ')[0].rstrip('.'))} (more in {file})"
     except OSError:  # another user's folder, or Ray has ended
         said = plain(words, 2000)
-    if _RETRIED not in words:  # that a process was lost was said
+    ended = signal.getsignal(signal.SIGTERM)
+    ours = isinstance(ended, Interrupt) and ended.received  # an interrupted command ends its processes itself
+    if _RETRIED not in words and not ours:  # that a process was lost was said
         errors.print(f"note: Ray: {said}", markup=False)
 
 

@@ -65,7 +65,14 @@ def stream(pieces: Sequence[Mapping[str, object]], fetch: Fetch, size: int = 0) 
     together = pieces_together(size, context.execution_options.resource_limits.object_store_memory)
     every = pa.table({"number": range(len(pieces)), "piece": [json.dumps(piece) for piece in pieces]})
     blocks = [every.slice(first, together) for first in range(0, len(pieces), together)]
-    dataset = read_blocks(blocks, partial(_fetch_block, fetch=fetch))
+    dataset: ray.data.Dataset = ray.data.from_blocks(blocks).map_batches(
+        partial(_fetch_block, fetch=fetch),
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,
+        compute=ray.data.TaskPoolStrategy(size=min(TASKS, len(blocks))),
+    )
+    dataset.context.execution_options.preserve_order = True
     batches = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1)
     for number, row in enumerate(row for table in cast(Iterator[pa.Table], batches) for row in rows_of(table)):
         if row["number"][0].as_py() != number:
@@ -93,57 +100,25 @@ def pieces_together(size: int, limit: float | None) -> int:
 
 
 def rows_of(table: pa.Table) -> Iterator[pa.Table]:
-    """Yield the rows of a table of `read_blocks`, each a table.
+    """Yield the rows of a table of `_fetch_block`, each a table.
 
     Raises:
-        UserError, RuntimeError: where it stands for an error.
+        UserError: what `fetch` raised; an `Unreachable` stays one, so that the training may begin again elsewhere.
+        RuntimeError: in one line, what else went wrong in `fetch`.
     """
-    raise_error(table)
+    if "error" in table.column_names:
+        raise KINDS.get(table["kind"][0].as_py(), RuntimeError)(table["error"][0].as_py())
     for row in range(len(table)):
         yield table.slice(row, 1)
 
 
-def read_blocks(blocks: Sequence[pa.Table], read: Callable[[pa.Table], pa.Table]) -> ray.data.Dataset:
-    """Return `read(block)` of each block, in order, as a Ray dataset; `read` is picklable and runs in a task.
-
-    Whoever takes the tables hands each to `raise_error`.
-    """
-    import ray.data
-
-    dataset: ray.data.Dataset = ray.data.from_blocks(list(blocks)).map_batches(
-        partial(_read_block, read=read),
-        batch_size=None,
-        batch_format="pyarrow",
-        num_cpus=0,
-        compute=ray.data.TaskPoolStrategy(size=max(1, min(TASKS, len(blocks)))),
-    )
-    dataset.context.execution_options.preserve_order = True
-    return dataset
-
-
-def _read_block(block: pa.Table, read: Callable[[pa.Table], pa.Table]) -> pa.Table:
-    """Return `read(block)`, in a task of Ray Data; an error is handed over too: Ray would bury it in its own words."""
+def _fetch_block(block: pa.Table, fetch: Fetch) -> pa.Table:
+    """Fetch the pieces of a block, in a task of Ray Data; an error is handed over: Ray would bury it in its words."""
     try:
-        return read(block)
+        return pa.concat_tables([encode(row["number"], fetch(json.loads(row["piece"]))) for row in block.to_pylist()])
     except Exception as error:
         kind = next((kind for kind in KINDS if isinstance(error, KINDS[kind])), "other")
         return pa.table({"error": [one_line(error)], "kind": [kind]})
-
-
-def raise_error(table: pa.Table) -> None:
-    """Raise the error that a table of `read_blocks` stands for, if it does.
-
-    Raises:
-        UserError: what `read` raised; an `Unreachable` stays one, so that the training may begin again elsewhere.
-        RuntimeError: in one line, what else went wrong in `read`.
-    """
-    if "error" in table.column_names:
-        raise KINDS.get(table["kind"][0].as_py(), RuntimeError)(table["error"][0].as_py())
-
-
-def _fetch_block(block: pa.Table, fetch: Fetch) -> pa.Table:
-    """Fetch the pieces of a block."""
-    return pa.concat_tables([encode(row["number"], fetch(json.loads(row["piece"]))) for row in block.to_pylist()])
 
 
 def encode(number: int, arrays: Arrays) -> pa.Table:

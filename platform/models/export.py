@@ -83,7 +83,7 @@ def scale_of(run: TrainedRun) -> str:
     if named not in scales:
         return ""
     sizes = {field for scale in scales.values() for field in {**scale.overrides, **scale.start}}
-    changed = sizes & set(made["changed"])
+    changed = sizes & set(made.get("changed", ()))
     if not changed or not _smaller(run, named, changed):
         return named
     return next((name for name in reversed(list(scales)) if not _smaller(run, name, sizes)), "")

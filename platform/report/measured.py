@@ -17,6 +17,10 @@ from retable.platform.store.storage import Storage
 SCALE = "small"
 
 
+_WHOLE = "unpacked"
+"""File of a folder into which a whole bundle was unpacked: one that was interrupted goes on."""
+
+
 def bundle_of(task: str) -> Path | None:
     """Return the bundle that comes with a task, if there is one; the task is not imported for that."""
     file = folder(task) / "results" / f"{SCALE}.bundle"
@@ -30,11 +34,12 @@ def take_in(tables: Collection[str], storage: Storage) -> None:
         if file is None:
             continue
         place = storage / f"measured/{task}-{sha256(file.read_bytes())[:8]}"
-        if not place.list("bundles"):
+        if not place.exists(_WHOLE):
             for old in storage.list("measured"):  # of a former version of the package
                 if old.rpartition("-")[0] == task:
                     storage.remove(f"measured/{old}")
             unpack(file, place)
+            place.write(_WHOLE, "")
         for name in tables:
             if task_of(name) == task:
                 _fill(name, place, storage)

@@ -146,10 +146,8 @@ class Dataset(Generic[C, D]):
     """Config -> the data set's folder, relative to `<storage>/data/`."""
     prepare: Callable[[C, Storage], None]
     """(config, storage): make the data if they can be made here, else raise a UserError that says where to get them."""
-    read: Callable[[Storage], Any]
-    """folder -> `ray.data.Dataset` of its rows."""
-    arrays: Callable[[Any], Arrays]
-    """Arrow table -> the arrays that learners sample from."""
+    read: Callable[[Storage], Arrays]
+    """folder -> the arrays that learners sample from; a set too large for memory is not read so, where it `streams`."""
     open: Callable[[Arrays | None, Source, Sequence[C]], D]
     """(arrays, the data set, configs of the members) -> data. No arrays: it reads the data set itself, as a stream."""
     describe: Callable[[Info], str]

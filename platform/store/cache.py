@@ -58,8 +58,9 @@ class Index:
         """Return the entry of a run; one without files if there is none."""
         if run in self.added:
             return self.added[run]
-        if self.last[0] == run:
-            return self.last[1]
+        last = self.last  # other threads ask too
+        if last[0] == run:
+            return last[1]
         try:
             entry: Entry = json.loads(self.lines[run].partition(b" ")[2])
             entry = entry if isinstance(entry["files"], dict) else {"files": {}}

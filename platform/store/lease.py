@@ -22,7 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
+from retable.platform.errors import TRACEBACK, Unreachable, UserError, one_line, traceback_of
+from retable.platform.store.patience import at_most
 from retable.platform.store.provenance import code_ran
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Record
@@ -174,9 +175,7 @@ def heartbeat(attempts: Sequence[Lease]) -> Iterator[None]:
         beat = 0
         while not ended.wait(HEARTBEAT_SECONDS):
             beat += 1
-            for attempt in attempts:
-                with contextlib.suppress(Exception):  # a beat more or less; what matters is asked before each write
-                    attempt.write_state("running", beat)
+            _write_states(attempts, "running", beat)  # a beat more or less; what matters is asked before each write
 
     thread = threading.Thread(target=live, daemon=True, name="beat")
     thread.start()
@@ -185,9 +184,19 @@ def heartbeat(attempts: Sequence[Lease]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+        _write_states(attempts, "released", -1)  # silence says the same, later
+
+
+def _write_states(attempts: Sequence[Lease], state: str, beat: int) -> None:
+    """Write the state of each that can be written; a storage that is away is waited for once, not for each."""
+    with contextlib.suppress(Unreachable), at_most(HEARTBEAT_SECONDS):
         for attempt in attempts:
-            with contextlib.suppress(Exception):  # silence says the same, later
-                attempt.write_state("released", -1)
+            try:
+                attempt.write_state(state, beat)
+            except Unreachable:
+                raise
+            except Exception:
+                continue
 
 
 @dataclass

@@ -168,7 +168,7 @@ class RunFolder:
             rows.append(row)
         return rows
 
-    def write_history(self, rows: Sequence[Mapping[str, Any]], ended: bool = True) -> None:
+    def write_history(self, rows: Sequence[Mapping[str, Any]], ended: bool = True, saved: bool = True) -> None:
         """Write the log whole, for people and for TensorBoard: object stores cannot append.
 
         TensorBoard's file holds pictures, so while a run goes on it is not written at each epoch, but whenever the log
@@ -177,9 +177,10 @@ class RunFolder:
         Args:
             rows: all epochs so far. A picture `samples/<step>.png` is shown with the row of its step.
             ended: whether no more will come.
+            saved: whether a checkpoint follows; TensorBoard's file is written with one.
         """
         self.folder.write("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-        if not ended and len(rows) % (1 << max(0, len(rows).bit_length() - 4)):
+        if not ended and (not saved or len(rows) % (1 << max(0, len(rows).bit_length() - 4))):
             return
         written = {f"samples/{name}" for name in self.folder.list("samples")}
         paths = {row["step"]: sample_path(row["step"]) for row in rows}

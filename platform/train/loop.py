@@ -55,6 +55,8 @@ class Progress:
 
 SECONDS = 30.0
 """Between checkpoints within an epoch: about what an interruption may cost."""
+PAUSE = 1.0
+"""Seconds between the checkpoints of epochs that are shorter."""
 SHARE = 20
 """Checkpoints take at most one part in so many of the time."""
 AGREE = 16
@@ -63,9 +65,10 @@ AGREE = 16
 
 @dataclass
 class CheckpointClock:
-    """Decides when a checkpoint within an epoch is due: after so many steps, after half a minute (0), or on preemption.
+    """Decides when a checkpoint is due: after an epoch, so many steps of one, half a minute (0), or on preemption.
 
-    A checkpoint that takes long is written less often. Which steps are followed by one changes no number.
+    One that takes long is written less often, and of epochs of milliseconds not each has one. Which steps are followed
+    by one changes no number.
     """
 
     every: int = 0
@@ -81,6 +84,12 @@ class CheckpointClock:
         if worker.world == 1:
             return now
         return step % AGREE == 0 and bool(worker.mean(torch.tensor(float(now), device=worker.device)) > 0)
+
+    def due_after_epoch(self, worker: Worker) -> bool:
+        """Return whether a checkpoint is due after an epoch; several workers write it each time."""
+        if self.every or worker.world > 1 or worker.checkpoint_requested():
+            return True
+        return time.monotonic() - self.saved >= max(PAUSE, SHARE * self.cost)
 
     def __enter__(self) -> None:
         """Begin to write a checkpoint."""
@@ -146,6 +155,8 @@ def train(
         for history, row in zip(histories, rows, strict=True):
             history.append(row)  # on every rank: all must agree on when to stop
         ended = progress.epoch == epochs or all(over(rule, history) for history in histories)
+        # A run that may end early keeps weights of earlier epochs only as its two newest checkpoints know of them.
+        saved = ended or rule is not None or clock.due_after_epoch(worker)
         if worker.rank == 0:
             worker.check_owner()
             progress.used = add_usage(used, meter.read())
@@ -155,17 +166,18 @@ def train(
                 if score is not None:
                     final = _best_weights(folder, history) if rule and ended else state["weights"]
                     history[-1] |= score(final, progress.epoch)
-                folder.write_history(history, ended)
+                folder.write_history(history, ended, saved)
             if ended:
                 ends = [
                     row.get("diverged") or broken(state["weights"]) for row, state in zip(rows, states, strict=True)
                 ]
                 finish(folders, histories, keep, digest, epochs, ends, progress.used)
-            else:
+            elif saved:
                 with clock:
                     save_checkpoints(states, progress, folders, digest)
                 _remove_beaten(folders, histories)
-        worker.checkpoint_written()
+        if saved:
+            worker.checkpoint_written()
         worker.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
         if ended:
             break

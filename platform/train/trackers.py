@@ -132,12 +132,12 @@ def _open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[
         reinit="create_new",
         settings=wandb.Settings(silent=True),
     )
-    done = run.step  # of what was logged before
+    done = run.step - 1  # of what was logged before: wandb goes on with the next
 
     def log(rows: Sequence[Row], final: Row | None) -> None:
         nonlocal done
         for row in rows:
-            if row["epoch"] > done or not done:
+            if row["epoch"] > done:
                 run.log(dict(row), step=int(row["epoch"]))
                 done = int(row["epoch"])
         if final is not None:

@@ -38,8 +38,7 @@ class Answers(Served[contract.Exported]):
             raise wrong("file", repr(name), f"a name that ends in {', '.join(suffixes)}")
 
         async def answered() -> Reply:
-            model = await self.model(sha256)
-            return await asyncio.to_thread(self._answer, model, suffix, settings, body)
+            return await asyncio.to_thread(self._answer, await self.model(sha256), suffix, settings, body)
 
         return await self.line.run(answered)
 

@@ -15,8 +15,7 @@ from retable.platform.store.storage import Storage
 from retable.serve.deployments.recordings import folder_of, own_index, shown, take_in
 from retable.serve.deployments.served import Line, Served
 from retable.serve.ingress.limits import LIMITS
-from retable.serve.ingress.ranges import send
-from retable.serve.ingress.replies import Problem, Reply, json_reply, returns_problems, wrong
+from retable.serve.ingress.replies import Problem, Reply, json_reply, returns_problems, send, wrong
 from retable.tasks.audio.export import read_export
 from retable.tasks.audio.tools.embed.embedder import BATCH, Embedder
 from retable.tasks.audio.tools.search.hits import judged, tags

@@ -52,17 +52,20 @@ class Bodies:
     def of(model: Any, data: Any) -> "Bodies":
         """Read them off MuJoCo's model, which stands as an episode begins."""
         kinds, sizes = np.array(model.geom_type), np.array(model.geom_size)
-        shown = (kinds != _PLANE) & (kinds < _MESH) & (np.array(model.geom_rgba)[:, 3] > 0)
-        places = np.flatnonzero(shown)
-        kinds, sizes = kinds[places], sizes[places]
-        long = np.isin(kinds, (_CAPSULE, _CYLINDER))
-        ordered = np.sort(sizes, axis=1)
-        radii = np.where(long | (kinds == _SPHERE), sizes[:, 0], ordered[:, 1])
-        halves = np.where(long, sizes[:, 1], np.where(kinds == _SPHERE, 0, ordered[:, 2]))
-        axes = np.where(long | (kinds == _SPHERE), 2, sizes.argmax(axis=1))
-        floors = np.flatnonzero(np.array(model.geom_type) == _PLANE)
+        floors = np.flatnonzero(kinds == _PLANE)
         ground = float(data.geom_xpos[floors[0], 2]) if len(floors) else None
-        return Bodies(places, radii, halves, axes, np.isin(kinds, (_CAPSULE, _SPHERE)), ground)
+        places = np.flatnonzero((kinds != _PLANE) & (kinds < _MESH) & (np.array(model.geom_rgba)[:, 3] > 0))
+        kinds, sizes = kinds[places], sizes[places]
+        long, sphere = np.isin(kinds, (_CAPSULE, _CYLINDER)), kinds == _SPHERE
+        ordered = np.sort(sizes, axis=1)
+        return Bodies(
+            places,
+            radii=np.where(long | sphere, sizes[:, 0], ordered[:, 1]),
+            halves=np.where(long, sizes[:, 1], np.where(sphere, 0, ordered[:, 2])),
+            axes=np.where(long | sphere, 2, sizes.argmax(axis=1)),
+            round=np.isin(kinds, (_CAPSULE, _SPHERE)),
+            ground=ground,
+        )
 
     def ends(self, data: Any) -> Array:
         """Return where each line begins and ends now, m: (bodies, 2, 3)."""
@@ -129,8 +132,15 @@ def play(policy: Exported, seed: int, steps: int, stopped: Callable[[], bool]) -
                 end = "fell" if step.terminated[0] else "limit"
             if len(rewards) == steps:
                 break
-    summary = {"environment": policy.environment, "seed": seed, "steps": len(rewards), "end": end}
-    return summary | {"return": sum(rewards), "rewards": rewards, **(film.as_json() if film else {"frames": []})}
+    return {
+        "environment": policy.environment,
+        "seed": seed,
+        "steps": len(rewards),
+        "end": end,
+        "return": sum(rewards),
+        "rewards": rewards,
+        **(film.as_json() if film else {"frames": []}),
+    }
 
 
 def weight(policy: Exported) -> dict[str, int]:
@@ -152,7 +162,7 @@ class Stage:
             Problem: 501 where there is no simulator, 503 where too many wait or it takes too long.
         """
         if self.waiting >= self.limits.episodes:
-            raise Problem(503, "other episodes are being played; try again in a moment").wait(5)
+            raise Problem(503, "other episodes are being played; try again in a moment", wait=5)
         self.waiting += 1
         gone = threading.Event()
         try:
@@ -167,9 +177,8 @@ class Stage:
             known = "/" not in str(error)
             raise Problem(501, str(error) if known else "the environment cannot be built here") from error
         except Stopped as error:
-            raise Problem(503, f"not played within {self.limits.episode_seconds:g} s; ask for fewer steps").wait(
-                5
-            ) from error
+            detail = f"not played within {self.limits.episode_seconds:g} s; ask for fewer steps"
+            raise Problem(503, detail, wait=5) from error
         finally:
             gone.set()
             self.waiting -= 1

@@ -25,8 +25,7 @@ from retable.platform.store.storage import Storage
 from retable.serve.deployments.subprocess_call import FAULT, ProgressProcess
 from retable.serve.deployments.video import MEDIA, NICE, STARTS, UNKNOWN, Order, check, paint
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.ranges import send
-from retable.serve.ingress.replies import Json, Problem, Reply, json_reply, kind_of, plain_line, returns_problems
+from retable.serve.ingress.replies import Json, Problem, Reply, json_reply, kind_of, plain_line, returns_problems, send
 
 FOLDER = "served/jobs"
 ID = re.compile(r"[A-Za-z0-9_-]{22}")
@@ -128,7 +127,7 @@ class VideoQueue:
             self._clean()
             if sum(job.state not in _OVER for job in self.jobs.values()) + self.arriving > self.limits.jobs_waiting:
                 detail = f"{self.limits.jobs_waiting} videos wait; try again in some minutes"
-                raise Problem(503, detail).wait(60)
+                raise Problem(503, detail, wait=60)
             self.arriving += 1
         job = Job(id=id, kind=kind, order=order)
         try:
@@ -207,14 +206,16 @@ class VideoQueue:
         """Process the waiting jobs one at a time, in order of arrival."""
         while job := self._next():
             try:
-                self._paint(job)
+                end = self._paint(job)
             except Exception as error:  # such as a full disk; the next one is painted all the same
                 logging.getLogger("ray.serve").exception("a job failed")
-                with self.changed:
-                    self.running, job.state = None, "failed"
-                    job.detail = _NO_ROOM if isinstance(error, UserError) else FAULT
+                end = "failed", _NO_ROOM if isinstance(error, UserError) else FAULT, ()
+            with self.changed:
+                self.running = None
+                if job.state == "running" and not self.closed:  # and not cancelled
+                    job.state, job.detail, job.notes = end
                     self._end(job)
-                    self.changed.notify_all()
+                self.changed.notify_all()
 
     def _next(self) -> Job | None:
         """Wait for a job, and remove old ones now and then; return None where the queue is closed."""
@@ -224,29 +225,23 @@ class VideoQueue:
                 self.changed.wait(CLEANING)
             return None if self.closed else self._waiting()[0]
 
-    def _paint(self, job: Job) -> None:
-        """Paint the video of a job."""
+    def _paint(self, job: Job) -> tuple[str, str, tuple[str, ...]]:
+        """Paint the video of a job; return the state in which it ends, why it failed, and its notes."""
         with self.changed:
             if self.closed or job.state != "queued":
-                return
+                return job.state, "", ()
             job.state = "running"
             self._keep(job)
             given = (self._source(job), self._target(job), job.order, str(self.storage), self.limits)
             running = self.running = ProgressProcess(self.work, *given, nice=NICE)
-        state, detail = "done", ""
         try:
             for frames, total in running.progress(self.limits.job_seconds):
                 with self.changed:
                     job.begun = job.begun or time.monotonic()
                     job.frames, job.total = frames, total
         except UserError as error:
-            state, detail = "failed", self._plain(str(error), job)
-        with self.changed:
-            self.running = None
-            if job.state == "running" and not self.closed:  # and not cancelled
-                job.state, job.detail, job.notes = state, detail, running.result or ()
-                self._end(job)
-            self.changed.notify_all()
+            return "failed", self._plain(str(error), job), ()
+        return "done", "", running.result or ()
 
     def _recover(self, path: Path) -> None:
         """Restore a job that an earlier process left."""
@@ -273,11 +268,8 @@ class VideoQueue:
                 self._remove(job)
 
     def _remove(self, job: Job) -> None:
-        self._delete(job)
-        self.jobs.pop(job.id, None)
-
-    def _delete(self, job: Job) -> None:
         shutil.rmtree(self.folder / job.id, ignore_errors=True)
+        self.jobs.pop(job.id, None)
 
     def _end(self, job: Job) -> None:
         """Keep the state of a job that is over, and remove what it no longer needs, which makes room on a full disk.
@@ -292,7 +284,7 @@ class VideoQueue:
                 self._keep(job)
             self._tidy(job)
         except (OSError, UserError):
-            self._delete(job)
+            shutil.rmtree(self.folder / job.id, ignore_errors=True)
             if job.state == "done":
                 job.state, job.detail = "failed", _NO_ROOM
 
@@ -380,5 +372,5 @@ class Jobs:
                 try:
                     self.desk = VideoQueue(self.storage)
                 except BlockingIOError as error:
-                    raise Problem(503, "another server on this storage has the jobs; ask that one").wait(5) from error
+                    raise Problem(503, "another server on this storage has the jobs; ask that one", wait=5) from error
             return self.desk

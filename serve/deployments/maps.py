@@ -18,7 +18,6 @@ from retable.tasks.weather.config import STEPS, View
 from retable.tasks.weather.metrics import MINUTES
 
 Format = Literal["npz", "netcdf", "png", "gif"]
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 RAMP = ((242, 245, 250), (156, 196, 255), (47, 111, 224), (42, 29, 122))
 """Colours of probabilities 0, 1/3, 2/3 and 1; those of the page."""
@@ -96,7 +95,7 @@ def drawn(forecast: Forecast, places: Sequence[int], side: int) -> Image.Image:
     return canvas
 
 
-def scale(pen: ImageDraw.ImageDraw, left: int, top: int, font: Font) -> None:
+def scale(pen: ImageDraw.ImageDraw, left: int, top: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> None:
     """Draw which colour means which probability."""
     pen.text((left, top), "0", _INK, font)
     for step, colour in enumerate(table()):

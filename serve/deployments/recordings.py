@@ -123,7 +123,7 @@ def _not_kept(error: OSError | UserError) -> Problem:
     cause = error.__cause__ if isinstance(error, UserError) else error
     if isinstance(cause, OSError) and not isinstance(error, Unreachable):
         return Problem(507, f"there is no room for the recording: {os.strerror(cause.errno or errno.EIO)}")
-    return Problem(503, "the index is being written; try again in a moment").wait(5)
+    return Problem(503, "the index is being written; try again in a moment", wait=5)
 
 
 def length(path: Path, limits: Limits) -> float:
@@ -143,7 +143,7 @@ def length(path: Path, limits: Limits) -> float:
         seconds = duration(path, limits.sound_seconds)
     if seconds > limits.sound_seconds:
         detail = f"the recording lasts {seconds:.0f} s; {limits.sound_seconds:g} s are taken"
-        raise Problem(413, detail).having(wanted=limits.sound_seconds)
+        raise Problem(413, detail, entries={"wanted": limits.sound_seconds})
     return seconds
 
 

@@ -13,9 +13,8 @@ from jaxtyping import Float32
 from ray import serve
 
 from retable.platform.models.export import kept
-from retable.serve.deployments.batches import together
 from retable.serve.deployments.episodes import Stage, weight
-from retable.serve.deployments.served import Served
+from retable.serve.deployments.served import Served, together
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, json_reply, returns_problems, wrong
 from retable.tasks.rl.config import View

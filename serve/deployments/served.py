@@ -1,10 +1,11 @@
-"""The base of the tasks' deployments: the models that a replica holds, and the line in which requests wait."""
+"""The base of the tasks' deployments: the models that a replica holds, the line in which requests wait, and batches."""
 
 # No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Generic, TypeVar, cast
 
 import torch
@@ -15,6 +16,7 @@ from retable.serve.ingress.replies import Problem, Reply, returns_problems
 from retable.serve.launch.models import models_of
 
 T = TypeVar("T")
+R = TypeVar("R")
 THREADS = 1
 """Torch computes with so many in each replica: no more than the CPUs that it reserves, rounded up."""
 
@@ -40,8 +42,8 @@ class Line:
             async with asyncio.timeout(self.wait):
                 await self.places.acquire()
         except TimeoutError as error:
-            problem = Problem(503, f"more to do than can be begun within {self.wait:g} s; try again in a moment")
-            raise problem.wait(math.ceil(self.wait / 4)) from error
+            detail = f"more to do than can be begun within {self.wait:g} s; try again in a moment"
+            raise Problem(503, detail, wait=math.ceil(self.wait / 4)) from error
         doing = asyncio.create_task(_begun(work))
         doing.add_done_callback(lambda _: self.places.release())
         return await asyncio.shield(doing)
@@ -50,6 +52,34 @@ class Line:
 async def _begun(work: Callable[[], Coroutine[object, object, T]]) -> T:
     """Begin work within a task, which frees its place also where it fails before its first step."""
     return await work()
+
+
+def together(
+    requests: Sequence[T],
+    answer: Callable[[Sequence[T]], Iterable[R]],
+    key: Callable[[T], Hashable],
+    size: Callable[[T], float] = lambda _: 0,
+    most: float = math.inf,
+) -> list[R]:
+    """Return the answers to the requests of one batch, in their order.
+
+    Args:
+        requests: of one batch.
+        answer: computes those that go together.
+        key: what those that go together have in common.
+        size: of a request.
+        most: of those that go together; a larger request goes alone.
+    """
+    groups: dict[Hashable, list[list[int]]] = {}
+    for place, request in enumerate(requests):
+        group = groups.setdefault(key(request), [[]])
+        if group[-1] and sum(size(requests[other]) for other in (*group[-1], place)) > most:
+            group.append([])
+        group[-1].append(place)
+    answers: dict[int, R] = {}
+    for share in chain.from_iterable(groups.values()):
+        answers |= dict(zip(share, answer([requests[place] for place in share]), strict=True))
+    return [answers[place] for place in range(len(requests))]
 
 
 class Served(Generic[T]):
@@ -81,13 +111,23 @@ class Served(Generic[T]):
     async def probe(self, model: T) -> None:
         """Ask a model something small, ahead of waiting requests; raise if it does not answer."""
 
-    async def model(self, sha256: str) -> T:
-        """Return the model of a digest, loaded in a thread if the replica does not hold it yet.
+    async def model(self, sha256: str, name: str = "") -> T:
+        """Return the model of a digest, loaded in a thread if the replica does not hold it yet: one at a time.
+
+        Args:
+            sha256: the digest of its file.
+            name: what errors call the file; empty: the task.
 
         Raises:
             UserError: where its file is not on the storage, or another one.
         """
-        return self.models[sha256] if sha256 in self.models else await self._loaded(sha256, self.task)
+        if sha256 not in self.models:
+            async with self.loading:
+                if sha256 not in self.models:  # another request may have waited for the same one
+                    self.models[sha256] = await asyncio.to_thread(
+                        lambda: self.load(export.kept(self.task, sha256, self.storage), name or self.task)
+                    )
+        return self.models[sha256]
 
     async def reconfigure(self, config: Mapping[str, object]) -> None:
         """Hold the models that Serve's `user_config` names, and no others.
@@ -100,7 +140,7 @@ class Served(Generic[T]):
         wanted = {model.sha256: model.name for model in models_of(config) if model.task == self.task}
         try:
             for sha256, name in wanted.items():
-                await self._loaded(sha256, name)
+                await self.model(sha256, name)
         except Exception:
             if not self.models:
                 raise
@@ -114,12 +154,3 @@ class Served(Generic[T]):
         models = await asyncio.gather(*map(self.model, sha256s))
         await asyncio.gather(*map(self.probe, models))
         return Reply(b"", "text/plain")
-
-    async def _loaded(self, sha256: str, name: str) -> T:
-        """Return a model, loaded in a thread unless it is there by now: one at a time, and none twice."""
-        async with self.loading:
-            if sha256 not in self.models:
-                self.models[sha256] = await asyncio.to_thread(
-                    lambda: self.load(export.kept(self.task, sha256, self.storage), name)
-                )
-            return self.models[sha256]

@@ -15,8 +15,7 @@ from PIL import Image
 from ray import serve
 
 from retable.platform.errors import UserError
-from retable.serve.deployments.batches import together
-from retable.serve.deployments.served import Served
+from retable.serve.deployments.served import Served, together
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, kind_of, returns_problems
 from retable.tasks.style.export import read_export
@@ -94,10 +93,13 @@ def paint(works: Sequence[StyleRequest]) -> list[Pixels]:
     def painted(works: Sequence[StyleRequest]) -> list[Pixels]:
         return [result.pixels for result in works[0].style([work.pixels for work in works], nothing)]
 
-    def size(work: StyleRequest) -> int:
-        return math.prod(work.pixels.shape[:2])
-
-    return together(works, painted, lambda work: (id(work.style), work.pixels.shape), size, BATCH_PIXELS)
+    return together(
+        works,
+        painted,
+        key=lambda work: (id(work.style), work.pixels.shape),
+        size=lambda work: math.prod(work.pixels.shape[:2]),
+        most=BATCH_PIXELS,
+    )
 
 
 def finish(made: Pixels, photograph: Picture, strength: float, original: bool, kind: str) -> Reply:

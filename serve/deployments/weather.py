@@ -21,11 +21,10 @@ from ray import serve
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec.arrays import Array
 from retable.serve.deployments import maps
-from retable.serve.deployments.batches import together
-from retable.serve.deployments.served import Served
+from retable.serve.deployments.served import Served, together
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.replies import Json, Problem, Reply, returns_problems, wrong
-from retable.tasks.weather.answer import NOT_NAMED
+from retable.serve.ingress.replies import Json, Problem, Reply, kind_of, returns_problems, wrong
+from retable.tasks.weather.answer import NAME, NOT_NAMED
 from retable.tasks.weather.combine import majority_vote, mean_probability
 from retable.tasks.weather.config import View
 from retable.tasks.weather.export import Exported
@@ -36,8 +35,8 @@ from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 WAIT = 0.02
 """Seconds that the first request of a batch waits for others."""
-NAME = "images"
-"""What the array is called in a file of NumPy's."""
+STARTS = {"npz": rb"PK\x03\x04", "hdf5": rb"\x89HDF\r\n\x1a\n"}
+"""How files of images begin."""
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 _CHUNKS = 10_000
 """Chunks of an HDF5 data set, at most: each takes a kilobyte and HDF5's time, whether or not the file holds it."""
@@ -60,11 +59,8 @@ def images_of(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> A
     Raises:
         Problem: where it is neither HDF5 nor npz, is broken, or the images have another shape.
     """
-    if body.startswith(b"PK\3\4"):
-        return _from_npz(body, shape, limits)
-    if body.startswith(b"\x89HDF\r\n\x1a\n"):
-        return _from_hdf5(body, shape, limits)
-    raise Problem(415, f"neither npz (an array `{NAME}`) nor HDF5 (a data set `{SATELLITE}`)")
+    kind = kind_of(body, STARTS, f"neither npz (an array `{NAME}`) nor HDF5 (a data set `{SATELLITE}`)")
+    return _from_npz(body, shape, limits) if kind == "npz" else _from_hdf5(body, shape, limits)
 
 
 def _from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
@@ -125,12 +121,11 @@ def _from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> 
                 if data.shape != shape:
                     raise wrong(SATELLITE, f"shape {data.shape}", f"shape {shape}")
                 _check_chunks(data, limits)
-                read: Array = read_hdf5(data, slice(None)).astype(np.float32)
+                return read_hdf5(data, slice(None)).astype(np.float32)
         except UserError as error:
             raise Problem(400, str(error).replace(str(path), "the file").partition("; download")[0]) from error
         except (OSError, RuntimeError, zlib.error) as error:
             raise Problem(400, "the HDF5 file is broken") from error
-    return read
 
 
 def work(forecasters: Sequence[Exported], region: str, body: bytes) -> list[ForecastRequest]:
@@ -144,8 +139,9 @@ def work(forecasters: Sequence[Exported], region: str, body: bytes) -> list[Fore
             forecaster.forecaster.number(region)
         except UserError as error:
             known = forecaster.config.regions
-            problem = wrong("region", repr(region)[:60], f"one of {', '.join(known)}, which this climatology has seen")
-            raise (problem.having(nearest=nearest(region, known).removeprefix("; ")) if region else problem) from error
+            wanted = f"one of {', '.join(known)}, which this climatology has seen"
+            more = {"nearest": nearest(region, known).removeprefix("; ")} if region else {}
+            raise wrong("region", repr(region)[:60], wanted, **more) from error
     images = {shape: images_of(body, shape) for shape in dict.fromkeys(map(_shape_of, forecasters))}
     return [ForecastRequest(forecaster, region, images[_shape_of(forecaster)]) for forecaster in forecasters]
 
@@ -191,10 +187,9 @@ def joined(members: Sequence[Array], wanted: Wanted) -> Array:
         view = View(threshold=wanted.threshold)
         given = [maps.Member(str(place), view, steps, {}) for place, steps in enumerate(members, 1)]
         join = majority_vote if wanted.combine == "vote" else mean_probability
-        probability: Array = join("", given)["probability"]
+        return join("", given)["probability"]
     except (UserError, ValueError) as error:
         raise Problem(422, str(error)) from error
-    return probability
 
 
 def moment(time: str) -> np.datetime64 | None:
@@ -224,21 +219,22 @@ class Forecasters(Served[Exported]):
     async def forecast(self, sha256s: Sequence[str], body: bytes, region: str, options: Json) -> Reply:
         """Forecast rain from the images in a body, by one forecaster or several."""
         wanted = Wanted(**options)
-
-        cautions: dict[str, None] = {}
-
-        async def forecasts() -> list[Array]:
-            models = [await self.model(sha256) for sha256 in sha256s]
-            cautions.update(dict.fromkeys(str(model.about.get("data_caution", "")) for model in models))
-            works = await asyncio.to_thread(work, models, region, body)
-            return await asyncio.gather(*(self.batch(each) for each in works))
-
         time = moment(wanted.time)
-        members = await self.line.run(forecasts)
-        source = f"retable, {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else "retable"
-        source = f"{source}; files {', '.join(sha256s)}"
+
+        async def forecasts() -> tuple[list[Exported], list[Array]]:
+            models = [await self.model(sha256) for sha256 in sha256s]
+            works = await asyncio.to_thread(work, models, region, body)
+            return models, await asyncio.gather(*(self.batch(each) for each in works))
+
+        models, members = await self.line.run(forecasts)
+        cautions = dict.fromkeys(str(model.about.get("data_caution", "")) for model in models)
+        several = f", {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else ""
         made = maps.Forecast(
-            joined(members, wanted), region or NOT_NAMED, source, time, " ".join(filter(None, cautions))
+            steps=joined(members, wanted),
+            region=region or NOT_NAMED,
+            source=f"retable{several}; files {', '.join(sha256s)}",
+            time=time,
+            caution=" ".join(filter(None, cautions)),
         )
         return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
 

@@ -24,8 +24,8 @@ from retable.serve.ingress.limits import Limits
 from retable.serve.ingress.metrics import Metrics
 from retable.serve.ingress.middleware import Ask, BodyReader, SecurityMiddleware, respond
 from retable.serve.ingress.replies import Problem, Reply, wrong
-from retable.serve.ingress.routes import answers, audio, facts, pages, rl, style, tables, weather
-from retable.serve.launch.models import Model, models_of
+from retable.serve.ingress.routes import answers, audio, facts, rl, style, tables, weather
+from retable.serve.launch.models import Model, by_task, models_of
 
 _ROUTES = {"rl": rl, "style": style, "audio": audio, "weather": weather}
 """Task -> its routes; every other task has those of `answers`."""
@@ -78,24 +78,21 @@ class Ingress:
         """
         try:
             async with asyncio.timeout(self.limits.seconds):
-                return await self._ask(task, method, *arguments)
+                for attempt in range(TRIES):
+                    response = getattr(self.handles[task], method).remote(*arguments)
+                    try:
+                        answer: Reply | Problem = await response
+                        return answer
+                    except asyncio.CancelledError:
+                        response.cancel()
+                        raise
+                    except RayActorError:
+                        await asyncio.sleep(0.2 * 2**attempt)
+        except BackPressureError as error:
+            raise Problem(503, f"{task} has more to do than it can; try again in a moment", wait=1) from error
         except TimeoutError as error:
-            raise Problem(503, f"no answer within {self.limits.seconds:g} s; ask for less at once").wait(10) from error
-
-    async def _ask(self, task: str, method: str, *arguments: object) -> Reply | Problem:
-        for attempt in range(TRIES):
-            response = getattr(self.handles[task], method).remote(*arguments)
-            try:
-                answer: Reply | Problem = await response
-                return answer
-            except asyncio.CancelledError:
-                response.cancel()
-                raise
-            except BackPressureError as error:
-                raise Problem(503, f"{task} has more to do than it can; try again in a moment").wait(1) from error
-            except RayActorError:
-                await asyncio.sleep(0.2 * 2**attempt)
-        raise Problem(503, f"{task} is starting again; try again in a moment").wait(5)
+            raise Problem(503, f"no answer within {self.limits.seconds:g} s; ask for less at once", wait=10) from error
+        raise Problem(503, f"{task} is starting again; try again in a moment", wait=5)
 
 
 def routes_for(task: str) -> Any:
@@ -105,36 +102,45 @@ def routes_for(task: str) -> Any:
 
 def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storage | None = None) -> FastAPI:
     """Return what is behind the gate: the routes of models, and the result tables of a storage, where one is named."""
-    app = FastAPI(title="retable", version="1", docs_url=None, redoc_url=None, responses={"default": openapi.REFUSED})
-    app.add_exception_handler(Problem, lambda request, error: respond(error))
-    app.add_exception_handler(HTTPException, _http_problem)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(Exception, _fault)
+    app = openapi.Documented(
+        title="retable",
+        version="1",
+        docs_url=None,
+        redoc_url=None,
+        responses={"default": openapi.REFUSED},
+        exception_handlers={
+            Problem: _refused,
+            HTTPException: _http_problem,
+            RequestValidationError: _invalid,
+            Exception: _fault,
+        },
+    )
     bodies = BodyReader(limits)
-    pages.add(app)
     facts.add(app, models, ask, limits)
     tables.add(app, models, storage)
-    for task in dict.fromkeys(model.task for model in models):
-        own = [model for model in models if model.task == task]
+    for task, own in by_task(models).items():
         routes_for(task).add(app, own, ask, bodies)
-    openapi.describe(app)
     return app
 
 
-def _http_problem(request: Request, error: Any) -> Response:
+async def _refused(request: Request, problem: Any) -> Response:
+    return respond(problem)
+
+
+async def _http_problem(request: Request, error: Any) -> Response:
     known = {404: "there is nothing here; GET /v1/models says what is served", 405: f"{request.method} is not for this"}
     problem = Problem(error.status_code, known.get(error.status_code, str(error.detail)))
     if error.status_code == 405:  # Starlette names the methods of one route, and a path has several
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
         methods = {method for route in routes for method in route.methods}
-        problem.header("Allow", ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set()))))
+        problem.headers["Allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
     return respond(problem)
 
 
-def _invalid(request: Request, error: Any) -> Response:
+async def _invalid(request: Request, error: Any) -> Response:
     first = error.errors()[0]
     return respond(wrong(str(first["loc"][-1]), repr(first.get("input")), first["msg"].lower()))
 
 
-def _fault(request: Request, error: object) -> Response:
+async def _fault(request: Request, error: object) -> Response:
     return respond(Problem(500, "a fault of the server's; its log has it under the request's id"))

@@ -41,14 +41,20 @@ class Metrics:
         tags = {"endpoint": endpoint or "none", "method": method}
         self.requests.inc(1, tags | {"status": str(status)})
         self.seconds.observe(max(seconds, 1e-6), tags)
-        line = f"{method} {tags['endpoint']} {status} {1000 * seconds:.1f} ms"
-        logging.getLogger("ray.serve").info(line, extra={"log_to_stderr": False})
+        logging.getLogger("ray.serve").info(
+            "%s %s %s %.1f ms", method, tags["endpoint"], status, 1000 * seconds, extra={"log_to_stderr": False}
+        )
 
     def serve(self, models: Sequence[Model]) -> None:
         """Set which models are served."""
         for value, some in ((0, self.models), (1, models)):
             for model in some:
-                about = {"sha256": model.sha256[:8], "run": str(model.about.get("fingerprint", ""))[:8]}
-                name = {"task": model.task, "name": model.name, "variant": model.variant}
-                self.served.set(value, {key: text or "-" for key, text in (name | about).items()})
+                tags = {
+                    "task": model.task,
+                    "name": model.name,
+                    "variant": model.variant,
+                    "sha256": model.sha256[:8],
+                    "run": str(model.about.get("fingerprint", ""))[:8],
+                }
+                self.served.set(value, {key: text or "-" for key, text in tags.items()})
         self.models = models

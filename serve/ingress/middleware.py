@@ -81,11 +81,11 @@ class SecurityMiddleware:
         self.clients[client] += 1
         try:
             if self.closing and scope["path"].removeprefix(prefix) != ALIVE:
-                raise Problem(503, "the server is about to end").wait(5)
+                raise Problem(503, "the server is about to end", wait=5)
             self.check(scope["method"], scope["path"].removeprefix(prefix), headers)
             most = self.limits.client_requests
             if most and self.clients[client] > most and client and not loopback(client):
-                raise Problem(429, f"more than {most} requests of one client at once").wait(1)
+                raise Problem(429, f"more than {most} requests of one client at once", wait=1)
             await self.app(scope, receive, sending)
         except Problem as problem:
             await respond(problem)(scope, receive, sending)
@@ -103,56 +103,31 @@ class SecurityMiddleware:
     def check(self, method: str, path: str, headers: Headers) -> None:
         """Refuse a request that was sent to another name, without the token, or by another site's page.
 
-        A browser adds no token of its own: a request that has one is none of another site's page.
+        Another site may have made a name of its own lead here (DNS rebinding). A browser adds no token of its own: a
+        request that has one is none of another site's page. Without a token, a browser sends such a page's request if
+        no response is read. A proxy may replace the name that the browser asked; `hosts` has it. Other ports of this
+        machine are other sites.
 
         Raises:
             Problem: 401, 403 or 421.
         """
         if path in (ALIVE, READY):
             return
-        _check_host(headers.get("host", ""), self.hosts)
+        host = headers.get("host", "").lower()
+        name = re.sub(r":\d+$", "", host)
+        if self.hosts and not {host, name, name.strip("[]")} & set(self.hosts):
+            detail = "this server answers to localhost, 127.0.0.1, and names of `retable serve --allowed-host`"
+            raise Problem(421, detail)
         if self.token and path.startswith("/v1/"):
-            _check_token(headers.get("authorization", ""), self.token)
-        else:
-            _check_origin(method, headers, self.hosts)
-
-
-def _check_host(host: str, names: Sequence[str]) -> None:
-    """Refuse a request that was sent to another name, which another site may have made lead here (DNS rebinding).
-
-    Raises:
-        Problem: 421.
-    """
-    name = re.sub(r":\d+$", "", host.lower())
-    if names and not {host.lower(), name, name.strip("[]")} & set(names):
-        raise Problem(421, "this server answers to localhost, 127.0.0.1, and names of `retable serve --allowed-host`")
-
-
-def _check_token(authorization: str, digest: str) -> None:
-    """Refuse a request without the right bearer token. Constant-time comparison.
-
-    Raises:
-        Problem: 401.
-    """
-    scheme, _, given = authorization.partition(" ")
-    right = hmac.compare_digest(hashlib.sha256(given.strip().encode()).hexdigest(), digest)
-    if not (right and scheme.lower() == "bearer"):
-        problem = Problem(401, "a token is needed: the header `Authorization: Bearer TOKEN`")
-        raise problem.header("WWW-Authenticate", "Bearer")
-
-
-def _check_origin(method: str, headers: Headers, names: Sequence[str] = ()) -> None:
-    """Refuse requests of other sites' pages, which a browser sends if no response is read.
-
-    A proxy may replace the name that the browser asked; `names` has it. Other ports of this machine are other sites.
-
-    Raises:
-        Problem: 403.
-    """
-    origin = headers.get("origin", "").partition("://")[2].lower()
-    own = {headers.get("host", "").lower(), *(name for name in names if not loopback(name))}
-    if method not in ("GET", "HEAD") and "origin" in headers and origin not in own:
-        raise Problem(403, "pages of other sites may not ask this server")
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            digest = hashlib.sha256(given.strip().encode()).hexdigest()
+            if not (hmac.compare_digest(digest, self.token) and scheme.lower() == "bearer"):  # in constant time
+                detail = "a token is needed: the header `Authorization: Bearer TOKEN`"
+                raise Problem(401, detail, headers={"WWW-Authenticate": "Bearer"})
+        elif method not in ("GET", "HEAD") and "origin" in headers:
+            origin = headers["origin"].partition("://")[2].lower()
+            if origin not in {host, *(name for name in self.hosts if not loopback(name))}:
+                raise Problem(403, "pages of other sites may not ask this server")
 
 
 class BodyReader:
@@ -170,7 +145,7 @@ class BodyReader:
         Raises:
             Problem: 413, 408 where it comes too slowly, or 503 where other requests hold too much.
         """
-        long = Problem(413, f"the body is longer than {most} bytes").having(wanted=most)
+        long = Problem(413, f"the body is longer than {most} bytes", entries={"wanted": most})
         if int(request.headers.get("content-length", "0")) > most:
             raise long
         body = bytearray()
@@ -184,7 +159,7 @@ class BodyReader:
                     if len(body) > most:
                         raise long
                     if self.in_flight_bytes > self.limits.held_bytes:
-                        raise Problem(503, "too many large requests at once; try again in a moment").wait(2)
+                        raise Problem(503, "too many large requests at once; try again in a moment", wait=2)
             yield bytes(body)
         finally:
             self.in_flight_bytes -= len(body)
@@ -206,6 +181,6 @@ class BodyReader:
                     slowest.reschedule(0)
                 yield clock
         except TimeoutError as error:
-            raise Problem(408, "the body comes too slowly").header("Connection", "close") from error
+            raise Problem(408, "the body comes too slowly", headers={"Connection": "close"}) from error
         finally:
             self.reading.pop(clock, None)

@@ -55,7 +55,7 @@ _EXAMPLES = (
     Problem(401, "a token is needed: the header `Authorization: Bearer TOKEN`"),
     Problem(404, "no style 'great_wav' is served; did you mean 'great_wave'?"),
     wrong("observations", "shape (1, 3)", "numbers of shape (rows, 17)"),
-    Problem(503, "rl has more to do than it can; try again in a moment").wait(1),
+    Problem(503, "rl has more to do than it can; try again in a moment", wait=1),
 )
 """What problems look like; every endpoint may answer any of them."""
 REFUSED: Json = {
@@ -70,16 +70,14 @@ REFUSED: Json = {
 """OpenAPI schema of a route's problems; FastAPI names none of its own where there is a `default`."""
 
 
-def describe(app: FastAPI) -> None:
-    """Complete an application's OpenAPI document by the schema of problems and the token."""
-    plain = app.openapi
+class Documented(FastAPI):
+    """An application whose OpenAPI document has the schema of problems and the token, too."""
 
-    def document() -> Json:
-        documented = plain()
+    def openapi(self) -> Json:
+        """Return the document."""
+        documented = super().openapi()
         components = documented.setdefault("components", {})
         components["schemas"] = components.get("schemas", {}) | {"Problem": _PROBLEM_SCHEMA}
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         documented["security"] = [{}, {"token": []}]  # whether it is needed, the server's host says
         return documented
-
-    app.openapi = document  # type: ignore[method-assign]

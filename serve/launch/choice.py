@@ -143,8 +143,8 @@ def best(task: str, storage: Storage) -> list[Model]:
         those = f"{plural(brief, 'run')} here of the scales smoke and quick, trained for minutes"
         note = f"note: {task}: {instead} are served in place of {those} (--best {task}/TABLE serves those)"
         errors.print(note, markup=False)
-    if brief and instead and not lasting:
-        return []
+        if not lasting:
+            return []
     try:
         choices = contract.selector(task).best(lasting or runs)
     except UserError as error:

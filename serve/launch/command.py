@@ -15,7 +15,7 @@ from retable.serve.deployments.subprocess_call import IsolatedCall
 from retable.serve.ingress.replies import Json
 from retable.serve.launch.address import Address, check_name, check_port, host_name, read_token
 from retable.serve.launch.choice import Wanted, choose_models, servable
-from retable.serve.launch.models import Model, describe, some
+from retable.serve.launch.models import Model, by_task, describe, some
 
 
 def run(wanted: Json, storage: str, address: Json, replicas: Sequence[str], config: str) -> None:
@@ -66,13 +66,8 @@ def renew(
 ) -> list[Model]:
     """Choose the models of the served tasks again; deploy changes, print them, and return the models."""
     try:
-        available = IsolatedCall(choose_models, wanted, storage).result()
-        tasks = list(dict.fromkeys(model.task for model in models))
-        chosen = [
-            m
-            for task in tasks
-            for m in ([m for m in available if m.task == task] or [m for m in models if m.task == task])
-        ]
+        available = by_task(IsolatedCall(choose_models, wanted, storage).result())
+        chosen = [model for task, own in by_task(models).items() for model in available.get(task, own)]
         old, new = ({model.sha256: model for model in some} for some in (models, chosen))
         if old.keys() == new.keys():
             console.print("chosen again: nothing has changed")

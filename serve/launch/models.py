@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,6 +53,14 @@ class Model:
         return {f"X-Retable-{key}": header(value) for key, value in headers.items()}
 
 
+def by_task(models: Iterable[Model]) -> dict[str, list[Model]]:
+    """Return the models of each task, in their order."""
+    groups: dict[str, list[Model]] = {}
+    for model in models:
+        groups.setdefault(model.task, []).append(model)
+    return groups
+
+
 def describe(model: Model) -> str:
     """Print what is served, and why."""
     name = f"{model.task}/{model.name}" + (f" {model.variant}" if model.variant else "")
@@ -64,8 +72,7 @@ def describe(model: Model) -> str:
 
 def some(models: Sequence[Model], line: Callable[[Model], str]) -> Iterator[str]:
     """Yield a line for each of the first models of each task, and one for the rest: a storage may hold hundreds."""
-    for task in dict.fromkeys(model.task for model in models):
-        own = [model for model in models if model.task == task]
+    for task, own in by_task(models).items():
         yield from (line(model) for model in own[:FEW])
         if len(own) > FEW:
             yield f"{task}: and {len(own) - FEW} more; GET /v1/models lists them"

@@ -177,9 +177,12 @@ def listen(address: Address) -> None:
     Raises:
         UserError: where they do not come up.
     """
-    where: Json = {"host": address.host, "port": address.port, "keep_alive_timeout_s": application.KEEP_ALIVE}
     try:
-        serve.start(proxy_location="HeadOnly", http_options=where, logging_config={"log_level": "WARNING"})
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options=application.http_options(address),
+            logging_config={"log_level": "WARNING"},
+        )
     except (RuntimeError, TimeoutError, RayError) as error:
         raise UserError(
             f"serve: its proxy does not start ({one_line(error)}); is the machine busy? try again"
@@ -213,8 +216,8 @@ def reason(error: Exception, name: str) -> str:
     texts = [str(error) or type(error).__name__]
     with suppress(RayError, TimeoutError):  # Serve's controller may be what is gone
         if running := serve.status().applications.get(name):
-            failed = [each.message for each in running.deployments.values() if each.status == "DEPLOY_FAILED"]
-            texts = failed or texts
+            deployments = running.deployments.values()
+            texts = [failed.message for failed in deployments if failed.status == "DEPLOY_FAILED"] + texts
     return texts[0].strip().splitlines()[-1].rpartition("UserError: ")[2]
 
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.platform.execute.streams import decode, encode, read_blocks, stream
+from retable.platform.execute.streams import stream
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
@@ -30,10 +29,6 @@ from retable.tasks.audio.collect.recordings import BANDS, FRAME, AudioShards, Re
 from retable.tasks.audio.config import SAMPLE_RATE, SPLITS, Config, trained_on
 from retable.tasks.audio.encoders.mel import frames_of
 from retable.tasks.audio.rewrite.variations import augmented
-
-if TYPE_CHECKING:
-    import ray.data
-
 
 ORDER, CLIPS = "audio.order", "audio.clips"
 """Streams of random numbers: the order of an epoch's items; what is cut of a recording, and its caption's form."""
@@ -71,39 +66,28 @@ class Clip:
     stop: int
 
 
-def read(folder: Storage) -> ray.data.Dataset:
-    """Return the sound of training and validation as a Ray dataset: a block is a shard.
+def read(folder: Storage) -> dict[str, Array]:
+    """Return the sound of training and validation one after another (`audio`), where each ends, and whose it is.
 
     Runs of one data set share it. One that trains on the test set too reads all of its sound as a stream.
+
+    Raises:
+        UserError: where there are none.
     """
     info = folder.read_json("dataset.json")
-    names = [name for split in ("training", "validation") for name in info["shards"][split]]
-    blocks = [pa.table({"number": [number], "name": [name]}) for number, name in enumerate(names)]
-    if not blocks:
+    shards = AudioShards(folder, info)
+    numbers: list[int] = []
+    sounds: list[Array] = []
+    for name in (name for split in ("training", "validation") for name in info["shards"][split]):
+        more, heard = shards.all_of(name)
+        numbers += more
+        sounds += heard
+    if not sounds:
         raise UserError(f"{folder}: no recordings to train on; make or import the data set again")
-    return read_blocks(blocks, partial(read_shard, folder=folder, info=info))
-
-
-def read_shard(block: pa.Table, folder: Storage, info: Mapping[str, Any]) -> pa.Table:
-    """Read a shard, in a task of Ray Data."""
-    numbers, sounds = AudioShards(folder, info).all_of(block["name"][0].as_py())
-    return encode(
-        block["number"][0].as_py(),
-        {
-            "recording": np.array(numbers, np.int64),
-            "sizes": np.array([len(sound) for sound in sounds], np.int64),
-            "audio": np.concatenate(sounds),
-        },
-    )
-
-
-def arrays(table: pa.Table) -> dict[str, Array]:
-    """Return what `read` read: all sound one after another (`audio`), where each ends (`ends`), and whose it is."""
-    parts = [decode(table.slice(row, 1)) for row in range(len(table))]
     return {
-        "recording": np.concatenate([part["recording"] for part in parts]),
-        "ends": np.cumsum(np.concatenate([part["sizes"] for part in parts])),
-        "audio": np.concatenate([part["audio"] for part in parts]),
+        "recording": np.array(numbers, np.int64),
+        "ends": np.cumsum([len(sound) for sound in sounds]),
+        "audio": np.concatenate(sounds),
     }
 
 

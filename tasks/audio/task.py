@@ -6,7 +6,7 @@ from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.task import Dataset, Task
 from retable.tasks.audio import DESCRIPTION
 from retable.tasks.audio.config import Config, Pretrained, View
-from retable.tasks.audio.data import Recordings, arrays, read
+from retable.tasks.audio.data import Recordings, read
 from retable.tasks.audio.learner import RetrievalLearner, cost, gpu_work, validate
 from retable.tasks.audio.predict import check, evaluate, predict, shards, summarise, view_cost
 from retable.tasks.audio.prepare.prepare import describe, is_published, prepare
@@ -32,7 +32,6 @@ TASK = Task(
         where=lambda config: f"audio/{config.data}",
         prepare=prepare,
         read=read,
-        arrays=arrays,
         open=Recordings,
         describe=describe,
         published=is_published,

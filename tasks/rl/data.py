@@ -10,16 +10,14 @@ import hashlib
 import importlib.metadata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace as changed
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
 from retable.platform.errors import UserError, words
-from retable.platform.execute.streams import read_blocks
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source, data_folder
 from retable.platform.store.storage import Storage
@@ -43,10 +41,6 @@ from retable.tasks.rl.recordings.d4rl import (
 )
 from retable.tasks.rl.recordings.d4rl import read as read_file
 from retable.tasks.rl.recordings.episodes import COLUMNS, Recording, Rows, find_ends
-
-if TYPE_CHECKING:
-    import ray.data
-
 
 PROVENANCE: dict[str, type | tuple[type, ...]] = {
     "source": str,
@@ -403,33 +397,14 @@ def some_observations(storage: Storage, info: Mapping[str, Any], count: int) -> 
     return arrays(table.take(chosen))["observation"]
 
 
-def columns(storage: Storage) -> dict[str, Array]:
-    """Return the columns of a data set's folder, read without Ray: (N, size) and (N,) arrays in the order written.
-
-    Raises:
-        UserError: where the set is absent, unfinished or broken.
-
-    """
-    return arrays(_table(storage, _verified(storage)))
-
-
-def read(storage: Storage) -> ray.data.Dataset:
-    """Return a data set's folder as a Ray dataset, a block for each part, in the order written.
-
-    Take it as Arrow tables and give these to `arrays`; Ray's NumPy batches hold vectors as objects.
+def read(storage: Storage) -> dict[str, Array]:
+    """Return the columns of a data set's folder: (N, size) and (N,) arrays in the order written.
 
     Raises:
         UserError: where the set is absent, unfinished or damaged.
 
     """
-    info = _verified(storage)
-    blocks = [pa.table({"number": [number]}) for number in range(info["parts"])]
-    return read_blocks(blocks, partial(read_part, storage=storage, info=info))
-
-
-def read_part(block: pa.Table, storage: Storage, info: Mapping[str, Any]) -> pa.Table:
-    """Read a part, in a task of Ray Data."""
-    return _read_part(storage, info, block["number"][0].as_py())
+    return arrays(_table(storage, _verified(storage)))
 
 
 def open_transitions(columns: Mapping[str, Array] | None, source: Source, configs: Sequence[Config]) -> Transitions:

@@ -6,7 +6,7 @@ from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.task import Dataset, Task
 from retable.tasks.rl import DESCRIPTION
 from retable.tasks.rl.config import Config, View
-from retable.tasks.rl.data import arrays, check_data, open_transitions, read
+from retable.tasks.rl.data import check_data, open_transitions, read
 from retable.tasks.rl.learner import OfflineLearner, cost, gpu_work, group
 from retable.tasks.rl.predict import check, evaluate, predict, view_cost
 from retable.tasks.rl.prune.validate import validate
@@ -27,7 +27,6 @@ TASK = Task(
         where=lambda config: f"rl/{config.environment}/{config.data}",
         prepare=prepare,
         read=read,
-        arrays=arrays,
         open=open_transitions,
         describe=describe,
         published=is_published,

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cv2
 import numpy as np
@@ -27,8 +27,7 @@ from pyarrow import fs
 from torch import Tensor
 
 from retable.platform.errors import UserError, disk_errors, nearest
-from retable.platform.execute.streams import decode as decode_table
-from retable.platform.execute.streams import encode, read_blocks, stream
+from retable.platform.execute.streams import stream
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
@@ -38,18 +37,12 @@ from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.streams import CROPS, ORDER
 
-if TYPE_CHECKING:
-    import ray.data
-
-
 INDEX = "index.parquet"
 """The training pictures of a data set: `path` below its folder, size in `bytes`, and `crc32` of these."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 REMEDY = "`retable data check style` lists all such files"
 ZOOM = 1.5
 """Random crops are at most so much smaller than the largest square that fits."""
-FILES = 256
-"""Files that are read at once into memory."""
 PIECE = 64
 """Pictures that one task of Ray Data prepares."""
 THREADS = 8
@@ -120,31 +113,12 @@ def threaded(function: Callable[[Any], Any], items: Iterable[Any], ahead: int = 
             yield waiting.popleft().result()
 
 
-def read(folder: Storage) -> ray.data.Dataset:
-    """Return the training pictures' files as a Ray dataset: a block is some files, encoded as they are."""
-    files = list(training_files(folder).items())
-    blocks = []
-    for number, start in enumerate(range(0, len(files), FILES)):
-        paths, sums = zip(*files[start : start + FILES], strict=True)
-        crc32 = pa.array([sums], pa.list_(pa.int64()))
-        blocks.append(pa.table({"number": [number], "paths": [paths], "crc32": crc32}))
-    return read_blocks(blocks, partial(read_files, folder=folder))
-
-
-def read_files(block: pa.Table, folder: Storage) -> pa.Table:
-    """Read some files, in a task of Ray Data."""
-    files = zip(block["paths"][0].as_py(), block["crc32"][0].as_py(), strict=True)
-    contents = [np.frombuffer(data, np.uint8) for data in threaded(lambda file: _bytes(folder, *file), files)]
-    sizes = np.array([len(data) for data in contents], np.int64)
-    return encode(block["number"][0].as_py(), {"bytes": np.concatenate(contents), "sizes": sizes})
-
-
-def arrays(table: pa.Table) -> dict[str, Array]:
-    """Return what `read` read: `bytes` of all files one after another, and `offsets` of where each begins and ends."""
-    parts = [decode_table(table.slice(row, 1)) for row in range(len(table))]
-    sizes = np.concatenate([part["sizes"] for part in parts])
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return {"bytes": np.concatenate([part["bytes"] for part in parts]), "offsets": offsets}
+def read(folder: Storage) -> dict[str, Array]:
+    """Return all training pictures' files one after another (`bytes`), and where each begins and ends (`offsets`)."""
+    files = threaded(lambda file: np.frombuffer(_bytes(folder, *file), np.uint8), training_files(folder).items())
+    contents = list(files)
+    offsets = np.cumsum([0, *map(len, contents)])
+    return {"bytes": np.concatenate(contents), "offsets": offsets}
 
 
 def _bytes(folder: Storage, path: str, crc32: int | None) -> bytes:

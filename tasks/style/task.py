@@ -6,7 +6,7 @@ from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.task import Dataset, Task
 from retable.tasks.style import DESCRIPTION
 from retable.tasks.style.config import Config, TrainNetwork, View
-from retable.tasks.style.data import Photographs, arrays, read
+from retable.tasks.style.data import Photographs, read
 from retable.tasks.style.files.prepare import describe, is_published, prepare
 from retable.tasks.style.learner import build_learner, cost, gpu_work, keep, validate
 from retable.tasks.style.predict import evaluate, predict, view_cost
@@ -26,7 +26,6 @@ TASK = Task(
         where=lambda config: f"style/{config.data}",
         prepare=prepare,
         read=read,
-        arrays=arrays,
         open=Photographs,
         describe=describe,
         published=is_published,

@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from retable.platform.errors import UserError
-from retable.platform.execute.streams import decode, encode, read_blocks, stream
+from retable.platform.execute.streams import stream
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
@@ -32,12 +31,6 @@ from retable.tasks.weather.w4c.layout import Index, Window
 from retable.tasks.weather.w4c.prepare import check_simulation
 from retable.tasks.weather.w4c.preprocess import CHANNELS, classify, normalise
 
-if TYPE_CHECKING:
-    import ray.data
-
-
-SLICE = 64
-"""Frames that are read at once into memory."""
 IN_MEMORY = ("training", "validation")
 
 
@@ -82,35 +75,17 @@ class Memory:
         return self.arrays[f"{series}/rate"][start:stop]
 
 
-def read(folder: Storage) -> ray.data.Dataset:
-    """Return the training and validation frames as a Ray dataset: a block is a slice of consecutive frames."""
+def read(folder: Storage) -> dict[str, Array]:
+    """Return the training and validation frames: `<series>/satellite` and `<series>/rate`, all of a series each."""
     info = folder.read_json("dataset.json")
-    pieces = [
-        {"number": number, "series": series, "kind": kind, "start": start, "stop": min(start + SLICE, rows[key])}
+    frames = Frames(folder, info)
+    return {
+        f"{series}/{kind}": take(series, 0, rows[key])
         for series, rows in info["series"].items()
         if series.rsplit("/", 1)[1] in IN_MEMORY
-        for kind, key in (("satellite", "satellite"), ("rate", "rain"))
-        for number, start in enumerate(range(0, rows[key] or 0, SLICE))
-    ]
-    blocks = [pa.Table.from_pylist([piece]) for piece in pieces]
-    return read_blocks(blocks, partial(read_slice, folder=folder, info=info))
-
-
-def read_slice(block: pa.Table, folder: Storage, info: Mapping[str, Any]) -> pa.Table:
-    """Read one slice of one series, in a task of Ray Data."""
-    (piece,) = block.to_pylist()
-    frames = getattr(Frames(folder, info), piece["kind"])(piece["series"], piece["start"], piece["stop"])
-    table = encode(piece["number"], {"frames": frames})
-    return table.append_column("name", pa.array([f"{piece['series']}/{piece['kind']}"]))
-
-
-def arrays(table: pa.Table) -> dict[str, Array]:
-    """Return what `read` read as one array for each series and kind, in the order of the rows."""
-    slices: dict[str, list[Array]] = {}
-    for row in range(len(table)):
-        one = table.slice(row, 1)
-        slices.setdefault(one["name"][0].as_py(), []).append(decode(one)["frames"])
-    return {name: np.concatenate(parts) for name, parts in slices.items()}
+        for kind, key, take in (("satellite", "satellite", frames.satellite), ("rate", "rain", frames.rate))
+        if rows[key]
+    }
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from retable.platform.spec.resources import Requirements, Stage
 from retable.platform.spec.task import Dataset, Source, Task
 from retable.tasks.weather import DESCRIPTION
 from retable.tasks.weather.config import AllDry, AllRain, Climatology, Config, Swin, View
-from retable.tasks.weather.data import Windows, arrays, memory_notes, read
+from retable.tasks.weather.data import Windows, memory_notes, read
 from retable.tasks.weather.learner import ForecastLearner, cost, gpu_work, validate
 from retable.tasks.weather.predict import check, evaluate, predict, reads, shards, summarise, view_cost
 from retable.tasks.weather.w4c.prepare import caution, describe, holdout_notes, is_published, prepare
@@ -44,7 +44,6 @@ TASK = Task(
         where=lambda config: f"weather/{config.data}",
         prepare=prepare,
         read=read,
-        arrays=arrays,
         open=Windows,
         describe=describe,
         caution=caution,

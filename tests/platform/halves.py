@@ -3,7 +3,6 @@
 import warnings
 from datetime import timedelta
 
-import pyarrow.parquet as pq
 import torch
 from torch import distributed
 
@@ -32,7 +31,7 @@ def fit(storage, config, folder, keep, task=HALVES, place=None):
     """Train a run with the bare loop."""
     task.dataset.prepare(config, storage)
     source = Source.of(storage, "line/points")
-    columns = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    columns = task.dataset.read(storage / "data/line/points")
     data = task.dataset.open(columns, source, [config])
     train(task, [config], data, [folder], source.info["digest"], place or Worker(), [keep])
 

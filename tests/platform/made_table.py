@@ -1,7 +1,5 @@
 """A table that is filled without Ray."""
 
-import pyarrow.parquet as pq
-
 from retable.platform.execute.scoring import predict_and_score
 from retable.platform.plan.plan import compile_plan
 from retable.platform.report.write import fill_and_keep
@@ -21,7 +19,7 @@ def filled_line(storage, scale="smoke", published=False):
     storage.write_json("data/line/points/dataset.json", info | {"published": published})
     plan = compile_plan({"line/table1": (task, table)}, storage, scale)
     source = Source.of(storage, "line/points")
-    arrays = task.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    arrays = task.dataset.read(storage / "data/line/points")
     for training in plan.missing:
         if training.config.rate != 0.001:
             data = task.dataset.open(arrays, source, [training.config])

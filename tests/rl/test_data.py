@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retable.platform.errors import UserError
-from retable.platform.execute.session import ray_cluster
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
 from retable.tasks.rl.metrics import D4RL
@@ -58,7 +57,7 @@ def test_converted_columns_are_the_naive_ones(episodes: Episodes, tail: int, var
                 data.convert(path, storage, "Hopper", "mine")
             return
         info, where = data.convert(path, storage, "Hopper", "mine"), data.folder(storage, "Hopper", "mine")
-        assert_columns(data.columns(where), expected)
+        assert_columns(data.read(where), expected)
         assert data.check(where) == [] and data.provenance(where) == info
     assert info["behaviour_return"] == pytest.approx(np.mean(returns)) and info["complete_episodes"] == len(returns)
     assert info["transitions"] == len(expected["step"]) and info["episodes"] == len(set(expected["episode"]))
@@ -126,7 +125,7 @@ def test_a_half_written_set_is_not_seen(converted: Storage, tmp_path: Path, monk
         data.convert(tmp_path / "mine.hdf5", Storage.open(tmp_path / "storage"), "Hopper", "mine", replace=True)
     assert converted.list() == ["part-00000.parquet"]
     with pytest.raises(UserError, match=r"no finished data set here \(no dataset.json\)"):
-        data.columns(converted)
+        data.read(converted)
     assert len(data.check(converted)) == 1
 
 
@@ -184,24 +183,7 @@ def test_check_finds_foreign_parts_and_provenance(converted: Storage) -> None:
     assert ["part-00002.parquet is missing" in line for line in data.check(converted)] == [True]
 
 
-@pytest.fixture
-def cluster() -> Iterator[None]:
-    with ray_cluster():
-        yield
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_ray_reads_the_columns_in_order(converted: Storage) -> None:
-    import ray
-
-    before = ray.data.DataContext.get_current().execution_options.preserve_order
-    dataset = data.read(converted)
-    tables = ray.get(dataset.to_arrow_refs())
-    found = data.arrays(pa.concat_tables(tables).combine_chunks())
-    expected = data.columns(converted)
-    assert_columns(found, {name: list(column) for name, column in expected.items()})
-    assert ray.data.DataContext.get_current().execution_options.preserve_order == before
+def test_an_unfinished_set_is_not_read(converted: Storage) -> None:
     converted.remove("dataset.json")
     with pytest.raises(UserError, match="no finished data set"):
         data.read(converted)
@@ -228,12 +210,11 @@ def test_a_file_that_does_not_say_its_simulator_can_be_told_it(storage: Storage,
 def test_overwritten_bytes_are_refused_wherever_they_are_read(converted: Storage) -> None:
     path = Path(converted.root) / "part-00001.parquet"
     sound = path.read_bytes()
-    expected = data.columns(converted)
+    expected = data.read(converted)
     for place in range(4, len(sound), len(sound) // 20):
         path.write_bytes(sound[:place] + bytes([sound[place] ^ 0x40]) + sound[place + 1 :])
-        for read in (data.columns, data.read):
-            with pytest.raises(UserError, match=r"digest\); make or convert the data set again") as caught:
-                read(converted)
-            assert converted.root in str(caught.value) and "\n" not in str(caught.value)
+        with pytest.raises(UserError, match=r"digest\); make or convert the data set again") as caught:
+            data.read(converted)
+        assert converted.root in str(caught.value) and "\n" not in str(caught.value)
     path.write_bytes(sound)
-    assert all(np.array_equal(column, expected[name]) for name, column in data.columns(converted).items())
+    assert all(np.array_equal(column, expected[name]) for name, column in data.read(converted).items())

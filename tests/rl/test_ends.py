@@ -94,7 +94,7 @@ def test_a_lost_time_out_is_found_by_the_jump_of_the_state(cheetah: Arrays, stor
     assert info["mended"] == ["an episode ends without a mark in row 499"]
     assert info["behaviour_return"] == pytest.approx(np.mean(returns_of(cheetah)), rel=1e-6)
     assert info["complete_episodes"] == EPISODES
-    columns = data.columns(data.folder(storage, "HalfCheetah", "mine"))
+    columns = data.read(data.folder(storage, "HalfCheetah", "mine"))
     kept = np.delete(np.arange(EPISODES * STEPS), [249, 499, 749, 999])  # the successors at time-outs are not known
     np.testing.assert_array_equal(columns["observation"], cheetah["observations"][kept])
     np.testing.assert_array_equal(columns["next_observation"], cheetah["next_observations"][kept])
@@ -106,7 +106,7 @@ def test_lost_time_outs_are_betrayed_by_the_successors(cheetah: Arrays, storage:
     refused(path, storage, "HalfCheetah", "an episode ends without a mark in row 249, row 749")
     info = data.convert(path, storage, "HalfCheetah", "mine", mending=True)
     assert info["behaviour_return"] == pytest.approx(np.mean(returns_of(cheetah)), rel=1e-6)
-    columns = data.columns(data.folder(storage, "HalfCheetah", "mine"))
+    columns = data.read(data.folder(storage, "HalfCheetah", "mine"))
     np.testing.assert_array_equal(columns["next_observation"], cheetah["next_observations"])
     assert np.flatnonzero(columns["timeout"]).tolist() == [249, 499, 749, 999]
 
@@ -123,7 +123,7 @@ def test_marks_that_are_all_missing_are_found_by_the_successors(
     refused(path, storage, "HalfCheetah", "an episode ends without a mark in row 249, row 499, row 749;")
     info = data.convert(path, storage, "HalfCheetah", "mine", mending=True)
     assert info["behaviour_return"] == pytest.approx(np.mean(returns_of(cheetah)[:-1]), rel=1e-6)
-    columns = data.columns(data.folder(storage, "HalfCheetah", "mine"))
+    columns = data.read(data.folder(storage, "HalfCheetah", "mine"))
     np.testing.assert_array_equal(columns["next_observation"], cheetah["next_observations"])
     (line,) = data.check(write(tmp_path / "v0.hdf5", lost, "v0"))
     assert "end no episode; mark the last row of each episode" in line, "nothing tells where they end"
@@ -153,7 +153,7 @@ def test_lost_time_outs_are_found_at_the_environment_s_limit(
     info = data.convert(path, storage, "HalfCheetah", "mine", mending=True)
     whole = returns_of(runner)[: 4 if kept else 3]
     assert info["behaviour_return"] == pytest.approx(np.mean(whole), rel=1e-6)
-    columns = data.columns(data.folder(storage, "HalfCheetah", "mine"))
+    columns = data.read(data.folder(storage, "HalfCheetah", "mine"))
     rows = np.delete(np.arange(4000), [999, 1999, 2999, 3999])
     np.testing.assert_array_equal(columns["observation"], runner["observations"][rows])
     np.testing.assert_array_equal(columns["next_observation"], runner["next_observations"][rows])
@@ -186,7 +186,7 @@ def test_successors_that_are_but_the_next_rows_do_not_hide_a_lost_time_out(
     lines = data.check(write(tmp_path / "a.hdf5", shifted))
     assert "without a mark in row 499" in lines[0] and "after the reset in row 249, row 749" in lines[1]
     data.convert(tmp_path / "a.hdf5", storage, "HalfCheetah", "mine", mending=True)
-    columns = data.columns(data.folder(storage, "HalfCheetah", "mine"))
+    columns = data.read(data.folder(storage, "HalfCheetah", "mine"))
     kept = np.delete(np.arange(EPISODES * STEPS), [249, 499, 749, 999])  # what is after the last row, nothing tells
     np.testing.assert_array_equal(columns["next_observation"], cheetah["next_observations"][kept])
 
@@ -222,7 +222,7 @@ def test_same_step_autoreset_is_found(environment: str, steps: int, storage: Sto
     named = f"the successor is recorded after the reset in row {ends[0]}, row {ends[1]}"
     refused(path, storage, environment, named)
     data.convert(path, storage, environment, "mine", mending=True)
-    columns = data.columns(data.folder(storage, environment, "mine"))
+    columns = data.read(data.folder(storage, environment, "mine"))
     unknown = np.setdiff1d(ends, np.flatnonzero(true["terminals"]))
     kept = np.delete(np.arange(1000), unknown)
     np.testing.assert_array_equal(columns["observation"], true["observations"][kept])
@@ -243,7 +243,7 @@ def test_next_step_autoreset_is_found(
     path = write(tmp_path / "a.hdf5", found, variant)
     refused(path, storage, environment, f"reset is recorded in row {reset[0]}, row {reset[1]}")
     info = data.convert(path, storage, environment, "mine", mending=True)
-    columns = data.columns(data.folder(storage, environment, "mine"))
+    columns = data.read(data.folder(storage, environment, "mine"))
     if variant == "v2":
         for key, name in (("observations", "observation"), ("rewards", "reward"), ("next_observations",) * 2):
             column = columns["next_observation" if name == key else name]
@@ -274,7 +274,7 @@ def test_marks_that_stand_a_row_late_are_moved(
     refused(path, storage, environment, f"a row late after row {ends[0]}, row {ends[1]}")
     info = data.convert(path, storage, environment, "mine", mending=True)
     assert info["behaviour_return"] == pytest.approx(np.mean(returns_of(true)), rel=1e-6)
-    columns = data.columns(data.folder(storage, environment, "mine"))
+    columns = data.read(data.folder(storage, environment, "mine"))
     kept = slice(None) if variant == "v2" else np.flatnonzero(~true["timeouts"])
     if variant == "v0":
         kept = kept[kept < len(true["rewards"]) - 1]

@@ -60,7 +60,7 @@ def test_actions_are_read_in_the_environment_s_bounds(
     given = arrays_of(*sizes, bound)
     path = write(tmp_path / "a.hdf5", given)
     info = data.convert(path, storage, environment, "mine", version)
-    action = data.columns(data.folder(storage, environment, "mine"))["action"]
+    action = data.read(data.folder(storage, environment, "mine"))["action"]
     kept = np.delete(np.arange(120), [59, 119])
     np.testing.assert_allclose(action, given["actions"][kept] / bound, atol=1e-6)
     name = f"{environment}-{version}"
@@ -73,7 +73,7 @@ def test_actions_are_read_in_the_environment_s_bounds(
 def test_actions_that_their_recorder_scaled_stay(storage: Storage, tmp_path: Path) -> None:
     given = arrays_of(348, 17, 1.0)
     info = data.convert(write(tmp_path / "a.hdf5", given), storage, "Humanoid", "mine")
-    action = data.columns(data.folder(storage, "Humanoid", "mine"))["action"]
+    action = data.read(data.folder(storage, "Humanoid", "mine"))["action"]
     np.testing.assert_array_equal(action, np.delete(given["actions"], [59, 119], axis=0))
     assert "taken as scaled" in info["remarks"][0]
     with pytest.raises(UserError, match=r"'actions' leaves \[-0.4, 0.4\], the bounds of Humanoid-v5, first in row 0"):
@@ -284,7 +284,7 @@ def test_minari_s_actions_without_bounds_of_their_own_are_in_the_environment_s(
     given, name = arrays_of(*sizes, bound), f"{environment}-{version}"
     source = minari_of(tmp_path / "set", given, name)
     info = import_minari(source, storage, name="mine")
-    action = data.columns(data.folder(storage, environment, "mine"))["action"]
+    action = data.read(data.folder(storage, environment, "mine"))["action"]
     np.testing.assert_allclose(action, given["actions"] / bound, atol=1e-6)
     assert info["remarks"] == [f"actions are scaled to [-1, 1] from the bounds of {name}, [-{bound:g}, {bound:g}]"]
     wide = minari_of(tmp_path / "wide", arrays_of(*sizes, 30.0), name)

@@ -57,7 +57,7 @@ def test_recording_is_valid_and_knows_where_it_is_from(hopper: tuple[Storage, di
 
 
 def test_recording_replays_in_the_simulator(hopper: tuple[Storage, dict[str, Any]]) -> None:
-    columns = data.columns(hopper[0])
+    columns = data.read(hopper[0])
     for episode in range(LANES):  # the first episodes begin with the lanes' seeds
         rows = columns["episode"] == episode
         environment = gymnasium.make("Hopper-v5")
@@ -73,7 +73,7 @@ def test_recording_replays_in_the_simulator(hopper: tuple[Storage, dict[str, Any
 
 def test_episodes_are_whole_and_the_last_is_cut(hopper: tuple[Storage, dict[str, Any]]) -> None:
     where, info = hopper
-    columns = data.columns(where)
+    columns = data.read(where)
     ends = columns["terminal"] | columns["timeout"]
     inside = ~ends[:-1]
     np.testing.assert_array_equal(columns["next_observation"][:-1][inside], columns["observation"][1:][inside])
@@ -99,7 +99,7 @@ def test_hdf5_is_laid_out_as_d4rls_and_converts_to_the_same(
                       "terminals": ((ROWS,), "b"), "timeouts": ((ROWS,), "b"),
                       "next_observations": ((ROWS, 11), "f")}  # fmt: skip
     columns = read_d4rl(path).columns
-    for name, column in data.columns(where).items():
+    for name, column in data.read(where).items():
         np.testing.assert_array_equal(column, columns[name])
     copy = data.convert(path, Storage.open(tmp_path), name="copy")
     same = ("environment", "simulator", "generated", "digest", "behaviour_return", "complete_episodes", "transitions")
@@ -118,22 +118,22 @@ def test_shorter_recordings_are_the_beginning(
     hopper: tuple[Storage, dict[str, Any]], tmp_path: Path, rows: int
 ) -> None:
     """Whatever the lanes have played when the rows are enough: an episode that still runs keeps its place."""
-    shorter = data.columns(recorded(tmp_path, transitions=rows)[0])
-    for name, column in data.columns(hopper[0]).items():
+    shorter = data.read(recorded(tmp_path, transitions=rows)[0])
+    for name, column in data.read(hopper[0]).items():
         same = slice(rows - 1) if name == "timeout" else slice(rows)
         np.testing.assert_array_equal(shorter[name][same], column[same])
 
 
 def test_noise_is_added_to_the_committed_policy(policy: expert.Policy, tmp_path: Path) -> None:
     where, info = recorded(tmp_path, policy="expert", noise=0.05)
-    columns = data.columns(where)
+    columns = data.read(where)
     difference = columns["action"] - policy(columns["observation"])
     inner = (np.abs(columns["action"]) < 1)[:, :2]
     assert difference[:, :2][inner].std() == pytest.approx(0.05, rel=0.1)
     assert abs(difference[:, :2][inner].mean()) < 0.01
     assert np.abs(columns["action"]).max() == 1, "the third action is near 1, so noise must be clipped there"
     assert info["behaviour"]["noise"] == 0.05 and info["behaviour"]["trained"] == {"steps": 1}
-    exact = data.columns(recorded(tmp_path / "exact", policy="expert", noise=0)[0])
+    exact = data.read(recorded(tmp_path / "exact", policy="expert", noise=0)[0])
     np.testing.assert_allclose(exact["action"], policy(exact["observation"]), atol=1e-6)
 
 
@@ -147,7 +147,7 @@ def mixed(where: Path, mix: list[str], **options: Any) -> tuple[Storage, dict[st
 def test_a_mixed_set_is_its_parts_one_after_the_other(policy: expert.Policy, tmp_path: Path) -> None:
     where, info = mixed(tmp_path, ["expert", "imperfect", "random"])
     assert data.check(where) == [] and info["name"] == "mixed" and info["cut"] is False
-    parts, columns = info["behaviour"]["parts"], data.columns(where)
+    parts, columns = info["behaviour"]["parts"], data.read(where)
     assert [(part["name"], part["noise"], part["random"]) for part in parts] == [
         ("expert", 0.05, 0.0), ("imperfect", 0.3, 0.3), ("random", 0.0, 1.0)]  # fmt: skip
     assert sum(part["transitions"] for part in parts) == info["transitions"] and info["behaviour"]["trained"]
@@ -166,7 +166,7 @@ def test_a_mixed_set_is_its_parts_one_after_the_other(policy: expert.Policy, tmp
 
 
 def test_parts_of_a_mixed_set_start_otherwise(policy: expert.Policy, tmp_path: Path) -> None:
-    columns = data.columns(mixed(tmp_path, ["expert", "expert"])[0])
+    columns = data.read(mixed(tmp_path, ["expert", "expert"])[0])
     starts = columns["observation"][columns["step"] == 0]
     assert len(np.unique(starts, axis=0)) == len(starts)
 
@@ -188,7 +188,7 @@ def test_a_mixed_set_is_not_the_recorded_one_and_is_made_when_it_is_wanted(tmp_p
 
 def test_a_recording_of_full_length_episodes_has_real_timeouts(tmp_path: Path) -> None:
     where, info = recorded(tmp_path, "HalfCheetah", transitions=2000, lanes=2)
-    assert np.flatnonzero(data.columns(where)["timeout"]).tolist() == [999, 1999]
+    assert np.flatnonzero(data.read(where)["timeout"]).tolist() == [999, 1999]
     assert info["cut"] is False and info["complete_episodes"] == 2
 
 

@@ -26,9 +26,9 @@ from retable.platform.models import export, zoo
 from retable.platform.store.storage import Storage
 from retable.serve.client import Answer, Client, ServeError
 from retable.serve.deployments import answers, audio, rl, served, style, weather
-from retable.serve.ingress import app, middleware, ranges
+from retable.serve.ingress import app, middleware
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.replies import Problem, Reply, plain_line, wrong
+from retable.serve.ingress.replies import Problem, Reply, plain_line, span, wrong
 from retable.serve.launch import address, choice, models, server
 from tests.serve import toys
 
@@ -482,15 +482,15 @@ def test_storage_of_the_served_is_the_storage(tmp_path):
 def test_a_range_of_a_recording(wanted, found):
     if found == 416:
         with pytest.raises(Problem) as caught:
-            ranges.span(wanted, 100, 50)
+            span(wanted, 100, 50)
         assert caught.value.status == 416
     else:
-        assert ranges.span(wanted, 100, 50 if wanted else 100) == found
+        assert span(wanted, 100, 50 if wanted else 100) == found
 
 
 def test_a_long_recording_is_sent_in_ranges_alone():
     with pytest.raises(Problem, match="ask for a range"):
-        ranges.span("", 100, 50)
+        span("", 100, 50)
 
 
 SHAPE = (4, 11, 3, 3)

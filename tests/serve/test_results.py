@@ -9,7 +9,7 @@ import pytest
 from retable.platform.spec.table import Origin
 from retable.platform.store.storage import Storage
 from retable.serve.deployments import weather
-from retable.serve.ingress import results
+from retable.serve.ingress.routes import tables as results
 from retable.serve.launch.models import Model
 from tests.platform.store.test_storage import failing
 from tests.serve import web

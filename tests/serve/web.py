@@ -18,8 +18,7 @@ from retable.platform.store.storage import Storage
 from retable.serve.deployments import maps
 from retable.serve.ingress import app, middleware
 from retable.serve.ingress.limits import LIMITS
-from retable.serve.ingress.ranges import span
-from retable.serve.ingress.replies import Problem, Reply
+from retable.serve.ingress.replies import Problem, Reply, span
 from retable.serve.ingress.routes.weather import EXAMPLE
 from retable.serve.launch.models import Model
 

@@ -4,7 +4,6 @@ from itertools import islice
 
 import h5py
 import numpy as np
-import pyarrow as pa
 import pytest
 import ray
 import torch
@@ -166,18 +165,12 @@ def test_runs_are_windows_that_follow_one_another():
     ]
 
 
-def test_arrays_puts_slices_together_in_order(source):
-    pieces = [
-        {"number": n, "series": "2019/boxi_0015/training", "kind": kind, "start": start, "stop": start + 10}
-        for kind in ("satellite", "rate")
-        for n, start in enumerate((0, 10, 20))
-    ]
-    tables = [data.read_slice(pa.Table.from_pylist([piece]), source.folder, source.info) for piece in pieces]
-    found = data.arrays(pa.concat_tables(tables).combine_chunks())
-    expected = memory(source)
-    for kind in ("satellite", "rate"):
-        name = f"2019/boxi_0015/training/{kind}"
-        assert np.array_equal(found[name], expected[name][:30], equal_nan=True)
+def test_a_set_is_read_whole(source):
+    folder = Storage.open(source.folder.root)
+    folder.write_json("dataset.json", dict(source.info))
+    found, expected = data.read(folder), memory(source)
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name], equal_nan=True) for name in expected)
 
 
 def test_batches_never_share_the_memory_of_the_data(source):
@@ -210,13 +203,6 @@ def test_ray_data_hands_over_the_same_batches(source):
         stopped = windows(source).batches(0, 0, 0, 1)
         next(stopped)
         stopped.close()
-        folder = Storage.open(source.folder.root)
-        folder.write_json("dataset.json", dict(source.info))
-        tables = ray.get(data.read(folder).to_arrow_refs())
-        found = data.arrays(pa.concat_tables(tables).combine_chunks())
-        plain = memory(source)
-        assert found.keys() == plain.keys()
-        assert all(np.array_equal(found[name], plain[name], equal_nan=True) for name in plain)
 
 
 def test_a_region_left_out_is_neither_trained_on_nor_looked_at(source):

@@ -11,15 +11,20 @@ from retable.serve.ingress.openapi import NUMBER, TEXT, Span, body_of, files, js
 from retable.serve.launch.models import Model
 
 _TAGS = {"type": "array", "items": TEXT, "description": "category and name of a file named by the UCS"}
-_HIT = object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER, tags=_TAGS)
-CHANCE = "how often words at random find as much; hits are listed in any case"
-_VERDICT = {"type": ["string", "null"], "enum": ["found", "doubtful", None]}
-FOUND = {"id": "2b1c0a9d8e7f6a5b", "file": "rain/1-17367-A.ogg", "score": 0.412, "offset": 1.0, "tags": []}
+_CHANCE = "how often words at random find as much; hits are listed in any case"
 _HITS = json_of(
     object_of(
-        hits={"type": "array", "items": _HIT}, p={"type": ["number", "null"], "description": CHANCE}, verdict=_VERDICT
+        hits={"type": "array", "items": object_of(id=TEXT, file=TEXT, score=NUMBER, offset=NUMBER, tags=_TAGS)},
+        p={"type": ["number", "null"], "description": _CHANCE},
+        verdict={"type": ["string", "null"], "enum": ["found", "doubtful", None]},
     ),
-    {"hits": [FOUND], "p": 0.0156, "verdict": "found"},
+    example={
+        "hits": [
+            {"id": "2b1c0a9d8e7f6a5b", "file": "rain/1-17367-A.ogg", "score": 0.412, "offset": 1.0, "tags": []},
+        ],
+        "p": 0.0156,
+        "verdict": "found",
+    },
 )
 
 

@@ -1,4 +1,4 @@
-"""Endpoints about the server: health, models, limits."""
+"""Endpoints about the server: the page, health, models, limits."""
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
 import asyncio
@@ -8,20 +8,30 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from fastapi import FastAPI, Response
+from starlette.exceptions import HTTPException
 
+from retable.platform.commit import code_root
 from retable.serve.ingress.limits import Limits
 from retable.serve.ingress.middleware import Ask
 from retable.serve.ingress.replies import Json, Problem
-from retable.serve.launch.models import Model
+from retable.serve.launch.models import Model, by_task
+
+PAGE = code_root() / "serve" / "page"
+MEDIA = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".jpg": "image/jpeg",
+}
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None:
-    """Add the routes for health, models and limits."""
+    """Add the routes for the page, whose few files are known by name beforehand, and for health, models and limits."""
+    files = {path.name: path for path in PAGE.iterdir() if path.suffix in MEDIA} if PAGE.is_dir() else {}
     asking, answered = asyncio.Lock(), -math.inf
     problem: Problem | None = None
-    digests: dict[str, list[str]] = {}
-    for model in models:
-        digests.setdefault(model.task, []).append(model.sha256)
+    digests = {task: [model.sha256 for model in own] for task, own in by_task(models).items()}
 
     async def asked() -> Problem | None:
         try:
@@ -30,8 +40,18 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None
         except Problem as problem:  # a full queue, a dead replica
             return problem
         except TimeoutError:
-            return Problem(503, f"a model does not answer within {limits.ready_seconds:g} s").wait(5)
+            return Problem(503, f"a model does not answer within {limits.ready_seconds:g} s", wait=5)
         return next((each for each in answers if isinstance(each, Problem)), None)
+
+    @app.get("/", include_in_schema=False)
+    def page() -> Response:
+        return file("index.html")
+
+    @app.get("/page/{name}", include_in_schema=False)
+    def file(name: str) -> Response:
+        if name not in files:
+            raise HTTPException(404)
+        return Response(files[name].read_bytes(), 200, {"Cache-Control": "no-cache"}, MEDIA[files[name].suffix])
 
     @app.get("/-/healthz", include_in_schema=False)
     def live() -> Response:

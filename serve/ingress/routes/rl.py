@@ -11,9 +11,10 @@ from retable.serve.ingress.middleware import Ask, BodyReader, respond
 from retable.serve.ingress.openapi import NUMBER, Variant, body_of, json_of, named, object_of
 from retable.serve.launch.models import Model, choose
 
-_OBSERVATIONS = {"observations": [[0.0] * 17], "seed": 0}
-ROWS = {"type": "array", "items": {"type": "array", "items": NUMBER}}
-ACTIONS = json_of(object_of(actions=ROWS), {"actions": [[0.12, 0.446, -0.783, -0.855, -0.294, -0.174]]})
+_ACTIONS = json_of(
+    object_of(actions={"type": "array", "items": {"type": "array", "items": NUMBER}}),
+    example={"actions": [[0.12, 0.446, -0.783, -0.855, -0.294, -0.174]]},
+)
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
@@ -22,8 +23,8 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
 
     @app.post(
         "/v1/rl/{environment}",
-        openapi_extra=body_of("application/json", example=_OBSERVATIONS),
-        responses={200: ACTIONS},
+        openapi_extra=body_of("application/json", example={"observations": [[0.0] * 17], "seed": 0}),
+        responses={200: _ACTIONS},
     )
     async def act(
         request: Request, environment: Annotated[str, Path(json_schema_extra=served)], model: Variant = ""

@@ -23,17 +23,30 @@ from retable.serve.ingress.openapi import (
 )
 from retable.serve.launch.models import Model, choose
 
-_STATE = {"type": "string", "enum": ["queued", "running", "done", "failed", "cancelled"]}
-_FRAMES = {"frames": WHOLE, "frames_total": WHOLE | {"description": "0: not known yet"}, "progress": NUMBER}
-_SOMETIMES = {
-    "ahead": WHOLE | {"description": "of a queued one: those before it"},
-    "seconds_left": NUMBER | {"description": "of a running one"},
-    "file": TEXT | {"description": "of one that is done: where it is"},
-    "notes": {"type": "array", "items": TEXT, "description": "of one that is done: what was lost"},
-    "detail": TEXT | {"description": "of one that failed: why"},
-}
-RUNNING = {"state": "running", "frames": 96, "frames_total": 240, "progress": 0.4, "seconds_left": 31.5}
-JOB = json_of(object_of(_SOMETIMES, id=TEXT, state=_STATE, **_FRAMES), {"id": "n0T6uE2jR4mXq8vLw1sYzA"} | RUNNING)
+_JOB = json_of(
+    object_of(
+        id=TEXT,
+        state={"type": "string", "enum": ["queued", "running", "done", "failed", "cancelled"]},
+        frames=WHOLE,
+        frames_total=WHOLE | {"description": "0: not known yet"},
+        progress=NUMBER,
+        optional={
+            "ahead": WHOLE | {"description": "of a queued one: those before it"},
+            "seconds_left": NUMBER | {"description": "of a running one"},
+            "file": TEXT | {"description": "of one that is done: where it is"},
+            "notes": {"type": "array", "items": TEXT, "description": "of one that is done: what was lost"},
+            "detail": TEXT | {"description": "of one that failed: why"},
+        },
+    ),
+    example={
+        "id": "n0T6uE2jR4mXq8vLw1sYzA",
+        "state": "running",
+        "frames": 96,
+        "frames_total": 240,
+        "progress": 0.4,
+        "seconds_left": 31.5,
+    },
+)
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> None:
@@ -64,7 +77,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
         "/v1/style/{style}/video",
         status_code=202,
         openapi_extra=body_of("video/mp4", "video/quicktime", "video/x-matroska", "video/webm", "video/x-msvideo"),
-        responses={202: JOB},
+        responses={202: _JOB},
     )
     async def video(
         request: Request,
@@ -81,15 +94,19 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
     ) -> Response:
         """Take in a video to be painted in a style; `Location` names the job that says how far it is."""
         chosen = choose(models, style, model, "style")
-        original = colours == "original"
         order = Order(
-            sha256=chosen.sha256, size=size, strength=strength, original=original, steady=steady, format=format
+            sha256=chosen.sha256,
+            size=size,
+            strength=strength,
+            original=colours == "original",
+            steady=steady,
+            format=format,
         )
         async with bodies.read(request, bodies.limits.video_bytes) as body:
             # The id is made here: a replica that dies is asked again, and the same id twice is one job.
             return respond(await ask("jobs", "call", "create", secrets.token_urlsafe(16), body, order), chosen)
 
-    @app.get("/v1/jobs/{id}", responses={200: JOB})
+    @app.get("/v1/jobs/{id}", responses={200: _JOB})
     async def job(id: str) -> Response:
         """Say how far a job is: queued, running, done, failed (`detail` says why) or cancelled."""
         return respond(await ask("jobs", "call", "status", id))

@@ -1,22 +1,40 @@
-"""Result tables over HTTP."""
+"""The result tables of a storage over HTTP: measured beside published, claims, and the model that serves a cell.
+
+They are read as they were filled, without the tasks' code; nothing is told of where they lie, nor of machines.
+"""
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
 import asyncio
+import json
 import logging
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Response
+from pyarrow import fs
 
-from retable.platform.errors import Unreachable
+from retable.platform.errors import Unreachable, UserError, disk_errors, nearest
+from retable.platform.report.papers import in_order
+from retable.platform.report.render import about, measured, number, remarks, state
+from retable.platform.report.results import FilledReplicate, FilledTable, slug_of
+from retable.platform.spec.table import Origin
 from retable.platform.store.patience import at_most
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.middleware import respond
 from retable.serve.ingress.openapi import files
-from retable.serve.ingress.replies import Problem, Reply
-from retable.serve.ingress.results import Tables
+from retable.serve.ingress.replies import Json, Problem, Reply
 from retable.serve.launch.models import Model
 
+FOLDER = "report"
+_PLACE = re.compile(r"/|~|\w+://")
+"""How a value begins that says where something lies."""
+LARGEST = 64 << 20
+"""Bytes of a kept table; a larger one is none of ours."""
 At = Annotated[str, Query(max_length=60, description="The scale, as `at` says in the list; none: the largest.")]
 
 
@@ -31,7 +49,7 @@ def add(app: FastAPI, models: Sequence[Model], storage: Storage | None) -> None:
                 return respond(await asyncio.to_thread(work, tables))
         except Unreachable as error:
             logging.getLogger("ray.serve").warning("tables: %s", error)
-            raise Problem(503, "the storage of the tables does not answer; try again in a moment").wait(5) from error
+            raise Problem(503, "the storage of the tables does not answer; try again in a moment", wait=5) from error
 
     @app.get("/v1/tables")
     async def list_tables() -> Response:
@@ -47,3 +65,155 @@ def add(app: FastAPI, models: Sequence[Model], storage: Storage | None) -> None:
     async def show_picture(task: str, name: str, at: At = "") -> Response:
         """Return a figure's picture, PNG."""
         return await read(lambda tables: tables.picture(f"{task}/{name}", at))
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The filled tables that a storage keeps; of none, where no storage is named."""
+
+    storage: Storage | None
+    models: Sequence[Model]
+    known: dict[str, tuple[tuple[int, int], FilledTable | None]] = field(default_factory=dict)
+    """File -> its size and time, and what was read then."""
+
+    def listed(self) -> Reply:
+        """Return what tables there are, in the papers' order, with the counts of their claims' verdicts."""
+        return self.reply(
+            [
+                self.heading(part) | {"filled": part.filled, "claims": Counter(each.status for each in part.claims)}
+                for part in in_order(self.parts())
+            ]
+        )
+
+    def shown(self, name: str, at: str) -> Reply | Problem:
+        """Return a table with its claims; `at`: the scale, with `listed`'s word for changes; empty: the largest."""
+        parts = in_order(self.parts())
+        named = [part for part in parts if part.name == name]
+        matches = [part for part in named if at in ("", _kept_at(part))]
+        if not named:
+            return Problem(404, f"no table {name!r} was filled here{nearest(name, {part.name for part in parts})}")
+        if not matches:
+            return Problem(404, f"{name} was not filled at {at!r}{nearest(at, {_kept_at(part) for part in named})}")
+        return self.reply(self.whole(matches[0]))
+
+    def picture(self, name: str, at: str) -> Reply | Problem:
+        """Return the picture of a figure, PNG."""
+        for part in in_order(self.parts()):
+            if self.storage and part.name == name and at in ("", _kept_at(part)) and self.drawn(part):
+                return Reply(self.storage.read(f"{FOLDER}/{slug_of(part)}.png"), "image/png")
+        return Problem(404, f"no picture of {name!r} was drawn here; GET /v1/tables lists what there is")
+
+    def parts(self) -> list[FilledTable]:
+        """Return every kept table, read again where its file has changed; what is no such file is left out."""
+        if self.storage is None:
+            return []
+        folder = fs.FileSelector(f"{self.storage.root}/{FOLDER}", allow_not_found=True)
+        parts = []
+        with disk_errors(FOLDER):
+            files = self.storage.retried(FOLDER, partial(self.storage.filesystem.get_file_info, folder))
+        for file in sorted(files, key=lambda info: str(info.base_name)):
+            name, stamp = str(file.base_name), (file.size, file.mtime_ns)
+            if name.endswith(".json") and self.known.get(name, (None, None))[0] != stamp:
+                is_table = file.size is not None and file.size <= LARGEST  # a folder has no size
+                self.known[name] = stamp, read_table(self.storage, f"{FOLDER}/{name}") if is_table else None
+            parts.append(self.known.get(name, (None, None))[1])
+        return [part for part in parts if part]
+
+    def heading(self, part: FilledTable) -> Json:
+        """Return what a table is."""
+        return {
+            "name": part.name,
+            "at": _kept_at(part),
+            "scale": part.scale,
+            "title": part.title,
+            "figure": part.figure,
+            "picture": self.drawn(part),
+        }
+
+    def whole(self, part: FilledTable) -> Json:
+        """Return all that is shown of a table."""
+        hidden = {path: "…" if _PLACE.match(str(value)) else value for path, value in part.changes.items()}
+        return self.heading(part) | {
+            "about": about(replace(part, changes=hidden)),
+            "apart": part.apart,
+            "note": part.note,
+            "remarks": remarks(part),
+            "published": part.has_published,
+            "differences": part.has_differences,
+            "columns": [column.header for column in part.columns],
+            "rows": list(self.rows(part)),
+            "claims": [
+                {"text": each.text, "ours": each.ours, "status": each.status, "because": each.because}
+                for each in part.claims
+            ],
+        }
+
+    def rows(self, part: FilledTable) -> Iterator[Json]:
+        """Return each row: label, and its cells in words, each with the models that serve its runs."""
+        for row in part.rows:
+            cells = []
+            for column, cell in zip(part.columns, row.cells, strict=False):
+                text = state(row) if cell.mean is None else measured(cell, column.format)
+                behind = [each for each, value in zip(row.replicates, cell.values, strict=False) if value is not None]
+                cells.append(
+                    {
+                        "measured": text,
+                        "mean": cell.mean if cell.mean is not None and math.isfinite(cell.mean) else None,
+                        "count": len(cell.measured),
+                        "published": number(cell.published, column.format),
+                        "difference": number(cell.difference, f"+{column.format}"),
+                        "models": self.serving(behind),
+                    }
+                )
+            yield {
+                "label": row.label,
+                "epochs": row.epochs,
+                "absent": row.absent,
+                "cells": cells,
+                "models": self.serving(row.replicates),
+            }
+
+    def serving(self, replicates: Sequence[FilledReplicate]) -> list[str]:
+        """Return the digests of the served models that are the runs behind replicates, at the same epoch."""
+        origins = [part for replicate in replicates for part in replicate.origin.parts() if not part.members]
+        return [model.sha256 for model in self.models if any(same(model, origin) for origin in origins)]
+
+    def drawn(self, part: FilledTable) -> bool:
+        """Return whether a figure's picture is kept."""
+        return bool(part.figure and self.storage and self.storage.exists(f"{FOLDER}/{slug_of(part)}.png"))
+
+    def reply(self, content: object) -> Reply:
+        """Return plain values as JSON, in which the storage is not named."""
+        text = json.dumps(content, ensure_ascii=False, default=str)
+        if self.storage:
+            text = text.replace(json.dumps(str(self.storage), ensure_ascii=False)[1:-1], "STORAGE")
+        return Reply(text.encode(), "application/json")
+
+
+def read_table(storage: Storage, path: str) -> FilledTable | None:
+    """Return a kept table; nothing where the file is none, or half of one.
+
+    Raises:
+        Unreachable: where the storage does not answer.
+    """
+    try:
+        return FilledTable.of_json(json.loads(storage.read(path))["table"])
+    except Unreachable:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, UserError):
+        return None
+
+
+def _kept_at(part: FilledTable) -> str:
+    """Return what distinguishes tables of one name: the scale, and a digest of the changes."""
+    return slug_of(part).removeprefix(part.name.replace("/", "-")).removeprefix("-")
+
+
+def same(model: Model, origin: Origin) -> bool:
+    """Return whether a model is a run at the epoch that was read; true if its file does not state its epochs."""
+    if not origin.run or model.about.get("fingerprint") != origin.run:
+        return False
+    epoch, config = model.about.get("epoch"), model.about.get("config")
+    last = config.get("epochs") if isinstance(config, dict) else None
+    wanted = (origin.view or {}).get("epoch") or last
+    return epoch is None or wanted is None or wanted == epoch

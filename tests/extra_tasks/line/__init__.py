@@ -6,7 +6,7 @@ from retable.platform.spec.claims import Verdict, untested
 from retable.platform.spec.table import Claim, Column, Combined, Figure, Results, Row, Table
 from retable.platform.spec.task import Dataset, Scale, Task
 from retable.tasks.line.config import Config, View
-from retable.tasks.line.data import Points, arrays, prepare, read, where
+from retable.tasks.line.data import Points, prepare, read, where
 from retable.tasks.line.learner import LineLearner, evaluate, mean, predict, validate
 
 SLOW = Row(label="slow", overrides={"rate": 0.001}, view={}, published={"RMSE": 1.0})
@@ -63,7 +63,6 @@ TASK = Task(
         where=where,
         prepare=prepare,
         read=read,
-        arrays=arrays,
         open=Points,
         describe=lambda info: f"{info['points']} generated points",
         caution=lambda info: info.get("caution", ""),

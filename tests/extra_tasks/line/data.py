@@ -1,7 +1,6 @@
 """Points near a line, as Parquet."""
 
 import io
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +8,6 @@ import pyarrow.parquet as pq
 import torch
 
 from retable.platform.errors import UserError
-from retable.platform.execute.streams import read_blocks
 
 
 def where(config):
@@ -26,18 +24,11 @@ def prepare(config, storage):
 
 
 def read(folder):
-    return read_blocks([pa.table({"file": ["points.parquet"]})], partial(read_file, folder=folder))
-
-
-def read_file(block, folder):
-    path = str(block["file"][0])
+    path = "points.parquet"
     try:
-        return folder.read_table(path, page_checksum_verification=True)
+        table = folder.read_table(path, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{folder}/{path}: missing or damaged; remove {folder} and run again") from error
-
-
-def arrays(table):
     return {name: table[name].to_numpy() for name in ("x", "y")}
 
 

@@ -1,5 +1,6 @@
 """Notice to leave: a training that is told to end loses the step it is at, not half a minute."""
 
+import os
 import signal
 import threading
 import time
@@ -50,6 +51,52 @@ def test_a_checkpoint_is_due_once_notice_was_given_on_every_rank_alike():
         assert clock.due(1, alone)
         worker = SimpleNamespace(world=2, device="cpu", checkpoint_requested=asked.is_set, mean=lambda told: told / 2)
         assert not clock.due(1, worker) and clock.due(AGREE, worker), "the other rank has heard nothing"
+
+
+def test_a_trial_without_a_lease_yet_keeps_no_other_from_being_told(storage, monkeypatch):
+    begun, none = (RunFolder(storage, "line", name) for name in ("a" * 16, "b" * 16))
+    lease, sent = acquire(begun, "work", 0), []
+
+    def end(processes):
+        sent.extend(processes)
+        lease.write_state("released", -1)
+
+    monkeypatch.setattr(notice, "_send_sigterm", end)
+    notice.give_notice([none, begun])
+    assert [pid for _, pid, _ in sent] == [os.getpid()]
+
+
+@pytest.mark.parametrize("drained", ["before", "unanswered"])
+def test_sigterm_after_a_drain_asks_for_a_checkpoint_of_its_own(told, monkeypatch, drained):
+    ended = []
+    monkeypatch.setattr(notice, "_end_process", lambda: ended.append(told.saved.is_set()))
+    told.requested.set()  # by the drain
+    if drained == "before":
+        told.checkpoint_written()
+    trial = type("Trial", (notice.SigtermMixin, type("Base", (), {"setup": lambda self, config: None})), {})()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        trial.setup({})
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    for thread in threading.enumerate():
+        if thread.name == "leave":
+            thread.join()
+    assert ended == [False] and told.requested.is_set() and not told.saved.is_set()
+
+
+def test_each_reason_to_leave_asks_once_when_it_begins(told, monkeypatch):
+    monkeypatch.setattr(notice, "POLL_SECONDS", 0.01)
+    reasons, asked = {"drain": True, "mark": False}, []
+    with notice._polling(lambda: reasons["drain"], lambda: reasons["mark"]):
+        assert told.requested.wait(30)
+        told.checkpoint_written()
+        asked.append(told.requested.wait(0.2))
+        reasons["mark"] = True
+        asked.append(told.requested.wait(30))
+    assert asked == [False, True]
 
 
 def test_one_checkpoint_answers_one_notice(told):

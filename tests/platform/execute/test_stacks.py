@@ -6,7 +6,6 @@ import threading
 import time
 from dataclasses import replace
 
-import pyarrow.parquet as pq
 import pytest
 
 from retable.platform.config import override
@@ -164,7 +163,7 @@ def test_members_that_were_finished_when_the_process_died_are_left_alone(storage
     first = alone(storage.root, members[0])
     before = outcome(first)
     stamp = os.stat(f"{first.folder.root}/result.json").st_mtime_ns
-    arrays = LINES.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    arrays = LINES.dataset.read(storage / "data/line/points")
     monkeypatch.setattr(
         launch, "open_data", lambda task, configs, source, launch: task.dataset.open(arrays, source, configs)
     )

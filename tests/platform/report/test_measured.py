@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from retable.platform.report import measured
+from retable.platform.report import measured, packing
 from retable.platform.report.packing import pack
 from retable.platform.report.papers import join, summary_lines, verdict_lines
 from retable.platform.report.write import sections, shipped_sections, write_report
@@ -98,6 +98,32 @@ def test_the_summary_has_a_line_a_paper_with_its_key_number(both):
     assert line.here.startswith(mean), "what a user unpacked is here"
     assert [text.partition(":")[0] for text in verdict_lines([keyed, shipped])] == ["of the papers"]
     assert verdict_lines([replace(own, scale="smoke")]) == []
+
+
+def test_an_unpacking_that_was_interrupted_goes_on(both, monkeypatch):
+    storage, *_ = both
+    (name,) = storage.list("measured")
+    place = storage / f"measured/{name}"
+    whole = dict(place.files("runs"))
+    with monkeypatch.context() as patch:
+        place.remove("")
+        patch.setattr(packing._Taker, "_write", stopping_after(packing._Taker._write, 9))
+        with pytest.raises(KeyboardInterrupt):
+            measured.take_in([TABLE], storage)
+    assert place.list("bundles") and len(list(place.files("runs"))) < len(whole)
+    measured.take_in([TABLE], storage)
+    assert dict(place.files("runs")).keys() == whole.keys()
+
+
+def stopping_after(write, count):
+    left = iter(range(count))
+
+    def stopping(*given):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        write(*given)
+
+    return stopping
 
 
 def test_another_bundle_takes_the_place_of_the_former_one(both, tmp_path):

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 import retable
 from retable.platform import api
@@ -33,6 +34,7 @@ from retable.platform.report.results import gather, train_line
 from retable.platform.report.write import fill_and_keep, sections, write_report
 from retable.platform.spec.task import config_at, find_table
 from retable.platform.store.provenance import code_of
+from retable.platform.train.worker import threads
 from tests.platform.halves import fit
 from tests.platform.made_table import filled_line
 
@@ -291,7 +293,9 @@ def test_a_combination_counts_only_for_the_weights_it_was_made_from(filled):
     assert combining.scores(storage) is None
     for prediction in plan.predictions.values():
         if prediction.joined and prediction.folder.result():
-            assert predict_one("line", prediction.config, prediction.view, prediction.folder, joined=True) is None
+            with threads(3):
+                assert predict_one("line", prediction.config, prediction.view, prediction.folder, joined=True) is None
+                assert torch.get_num_threads() == 3, "the caller's"
     assert not any(piece.run() for piece in combination_shards(combining, storage))
     assert score(combining, storage) is None and combining.scores(storage) is not None
     fast = gather(plan, "line/table1").select("fast", seed=0)[0].metrics["rmse"]

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
-from retable.platform.errors import UserError
+from retable.platform.errors import Unreachable, UserError
 from retable.platform.store import lease as attempt
+from retable.platform.store import patience
 from retable.platform.store.lease import LeaseLost, StaleLeaseWatcher, acquire, heartbeat, is_over, newest_number, read
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
@@ -167,6 +169,20 @@ def test_a_storage_that_is_away_stops_no_sign_of_life(folder, monkeypatch):
     monkeypatch.setattr(Storage, "write", lambda *_: (_ for _ in ()).throw(UserError("away")))
     with heartbeat([first]):
         time.sleep(0.1)
+
+
+def test_a_storage_that_does_not_answer_is_waited_for_once_and_not_for_each_run(folder, monkeypatch):
+    runs = [acquire(replace(folder, fingerprint=f"{number:016x}"), "a", 0) for number in range(50)]
+    tried = []
+
+    def away(*_):
+        tried.append(patience.patience())
+        raise Unreachable("away")
+
+    monkeypatch.setattr(Storage, "write", away)
+    with heartbeat(runs):
+        pass
+    assert tried == [attempt.HEARTBEAT_SECONDS]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"place": 3}', '{"pid": "x"}'])

@@ -129,7 +129,7 @@ def test_an_epoch_that_ends_otherwise_when_trained_again_spoils_nothing(storage,
         patch.setattr(
             RunFolder,
             "write_history",
-            lambda self, rows, ended: stop_now() if len(rows) == 2 else write(self, rows, ended),
+            lambda self, rows, *more: stop_now() if len(rows) == 2 else write(self, rows, *more),
         )
         fit_curves(storage, patient(2))
     taken = []

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import save
@@ -28,6 +27,12 @@ class Stop(Exception):
     """An interruption."""
 
 
+@pytest.fixture(autouse=True)
+def saved_after_each_epoch(monkeypatch):
+    """Epochs of milliseconds have checkpoints too."""
+    monkeypatch.setattr(loop.CheckpointClock, "due_after_epoch", lambda *_: True)
+
+
 def stopping(task, step):
     """The task, whose learners stop in the middle of a step, counted over all calls from 1."""
     count = itertools.count(1)
@@ -44,7 +49,7 @@ def stopping(task, step):
 def points(storage, configs):
     if not storage.exists("data/line/points"):
         LINE.dataset.prepare(configs[0], storage)
-    arrays = LINE.dataset.arrays(pq.read_table(f"{storage.root}/data/line/points/points.parquet"))
+    arrays = LINE.dataset.read(storage / "data/line/points")
     return LINE.dataset.open(arrays, Source.of(storage, "line/points"), configs)
 
 
@@ -443,6 +448,43 @@ def test_a_checkpoint_within_an_epoch_is_due_after_half_a_minute_or_twenty_times
     assert not clock.due(1, Worker())
     now[0] += 1
     assert clock.due(1, Worker()) and clock.due(16, Worker(world=1))
+
+
+@pytest.mark.parametrize(("cost", "wait"), [(0.0, 1.0), (10.0, 200.0)])
+def test_after_an_epoch_a_checkpoint_is_due_after_a_second_or_twenty_times_its_cost(monkeypatch, cost, wait):
+    monkeypatch.undo()
+    now = [100.0]
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now[0])
+    clock, alone, asked = loop.CheckpointClock(), Worker(), Worker(checkpoint_requested=lambda: True)
+    with clock:
+        now[0] += cost
+    now[0] += wait - 0.5
+    assert not clock.due_after_epoch(alone)
+    assert clock.due_after_epoch(asked) and clock.due_after_epoch(Worker(world=2))
+    assert loop.CheckpointClock(every=7).due_after_epoch(alone)
+    now[0] += 1
+    assert clock.due_after_epoch(alone)
+
+
+def test_epochs_of_milliseconds_are_not_each_saved_but_the_one_on_notice_is(storage, whole, monkeypatch):
+    monkeypatch.undo()
+    written = []
+    with pytest.raises(Stop):
+        fit(storage, task=stopping(LINE, 10), keep=(2,), checkpoint_written=lambda: written.append("epoch"))
+    folder = RunFolder.of(storage, LINE, SMALL)
+    assert folder.checkpoints() == [] and written == [] and len(folder.history()) == 2
+    assert not folder.folder.exists("tensorboard")
+    requests = iter([False, False, False, True])  # within the first epoch, and at its end
+    with pytest.raises(Stop):
+        fit(
+            storage,
+            task=stopping(LINE, 6),
+            keep=(2,),
+            checkpoint_requested=lambda: next(requests, False),
+            checkpoint_written=lambda: written.append(folder.checkpoints()),
+        )
+    assert written == [[4]]
+    assert outcome(fit(storage, keep=(2,))) == whole
 
 
 def test_workers_agree_on_a_checkpoint_at_every_sixteenth_step(monkeypatch):

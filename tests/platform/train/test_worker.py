@@ -5,7 +5,6 @@ import os
 from dataclasses import replace
 from datetime import timedelta
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import distributed, nn
@@ -55,7 +54,7 @@ def average(worker, share):
 def train_line(worker, where, task=None, keep=(2,)):
     task, config, storage = task or find("line"), Config(epochs=2, batch=16), Storage.open(where)
     folder = RunFolder.of(storage, task, config)
-    columns = task.dataset.arrays(pq.read_table(f"{where}/data/line/points/points.parquet"))
+    columns = task.dataset.read(Storage.open(where) / "data/line/points")
     data = task.dataset.open(columns, Source.of(storage, "line/points"), [config])
     train(task, [config], data, [folder], "64 points", worker, [keep], 1)
     return folder

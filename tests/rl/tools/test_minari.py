@@ -104,7 +104,7 @@ def test_imported_columns_are_the_naive_ones(episodes: Episodes, scale: float) -
         source, storage = write(Path(scratch) / "set", episodes, -scale, scale), Storage.open(scratch)
         info, (expected, returns) = import_minari(source, storage), naive(source, scale)
         where = data.folder(storage, "Hopper", "minari-expert-v0")
-        assert_columns(data.columns(where), expected)
+        assert_columns(data.read(where), expected)
         assert check(source) == [] and data.check(where) == [] and data.provenance(where) == info
         assert info["behaviour_return"] == pytest.approx(np.mean(returns)) and info["complete_episodes"] == len(returns)
 
@@ -114,7 +114,7 @@ def test_actions_within_unequal_bounds_are_mapped_to_one(tmp_path: Path) -> None
     import_minari(source, storage)
     with h5py.File(source / "data/main_data.hdf5") as file:
         given = file["episode_0/actions"][()]
-    found = data.columns(data.folder(storage, "Hopper", "minari-expert-v0"))["action"][:3]
+    found = data.read(data.folder(storage, "Hopper", "minari-expert-v0"))["action"][:3]
     np.testing.assert_allclose(found, given / 2 - 1, atol=1e-6)
 
 
