@@ -159,9 +159,7 @@ def test_mistakes_are_one_clear_line(folder: Path, tmp_path: Path) -> None:
             clips(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "encoding, separator", [("cp1252", ","), ("utf-8-sig", ","), ("utf-16", "\t"), ("utf-8", ";")]
-)
+@pytest.mark.parametrize("encoding, separator", [("cp1252", ","), ("utf-8-sig", ","), ("utf-16", "\t"), ("utf-8", ";")])
 def test_a_table_is_read_as_a_spreadsheet_saves_it(tmp_path: Path, encoding: str, separator: str) -> None:
     lines = (("Filename", "fold", "category", "taken by"), ("Hühner.wav", "1", "rooster", "José"))
     (tmp_path / "meta.csv").write_bytes("\r\n".join(separator.join(line) for line in lines).encode(encoding))
