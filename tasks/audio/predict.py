@@ -20,7 +20,7 @@ from retable.platform.train.worker import best_device, device_of
 from retable.tasks.audio import metrics
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_recordings
 from retable.tasks.audio.config import SPLITS, Config, View, trained_on
-from retable.tasks.audio.data import RATE, queries
+from retable.tasks.audio.data import RATE, bounded, queries
 from retable.tasks.audio.encoders.fingerprint import weights_fingerprint
 from retable.tasks.audio.metrics import Summaries, per_query, per_recording
 from retable.tasks.audio.world.generate import relevant
@@ -146,27 +146,13 @@ def embed_audio(model: Encoders, recordings: Iterable[Array], features: str = "w
         features: "waveform" or "mel".
     """
     device, found = device_of(model.parameters()), []
-    for some in batches(recordings, SECONDS * RATE[features]):
+    for some in bounded(recordings, len, SECONDS * RATE[features]):
         lengths = torch.tensor([len(sound) for sound in some])
         audio = torch.zeros(len(some), int(lengths.max()), *some[0].shape[1:])
         for row, sound in zip(audio, some, strict=True):
             row[: len(sound)] = torch.tensor(sound)
         found.append(model.embed_audio(audio.to(device), lengths.to(device), features).float().cpu().numpy())
     return np.concatenate(found)
-
-
-def batches(recordings: Iterable[Array], size: int) -> Iterator[list[Array]]:
-    """Yield runs of recordings that have, padded to their longest, at most `size` samples or frames; at least one."""
-    batch: list[Array] = []
-    longest = 0
-    for sound in recordings:
-        longest = max(longest, len(sound))
-        if batch and longest * (len(batch) + 1) > size:
-            yield batch
-            batch, longest = [], len(sound)
-        batch.append(sound)
-    if batch:
-        yield batch
 
 
 @torch.inference_mode()

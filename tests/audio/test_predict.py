@@ -108,9 +108,10 @@ def test_batches_of_any_size_give_the_same_vectors(model, source, monkeypatch):
 
 def test_batches_are_bounded_and_keep_the_order():
     sounds = [np.full(size, number) for number, size in enumerate([3, 1, 8, 2, 2, 2, 20, 1])]
-    found = list(predict.batches(sounds, 8))
-    assert [len(batch) for batch in found] == [2, 1, 3, 1, 1]
-    assert [sound[0] for batch in found for sound in batch] == list(range(8))
+    for most, sizes in ((0, [2, 1, 3, 1, 1]), (2, [2, 1, 2, 1, 1, 1])):
+        found = list(predict.bounded(sounds, len, 8, most))
+        assert [len(batch) for batch in found] == sizes
+        assert [sound[0] for batch in found for sound in batch] == list(range(8))
 
 
 def test_recordings_are_embedded_once_for_all_blocks_of_a_split(model, source, monkeypatch):
