@@ -474,7 +474,7 @@ def submit(
     storage: Where = "results",
     device: Device = "",
 ) -> None:
-    """Write the ten best recordings of each caption in the challenge's form, and say what its server would refuse.
+    """Write the ten best recordings of each caption in the challenge's form, and name those that cannot be decoded.
 
     Example: `retable audio submit passt-scenes --captions retrieval_captions.csv --audio retrieval_audio`
     """
@@ -484,9 +484,9 @@ def submit(
     where = Storage.open(storage)
     models = [open_embedder(run, where, device).network for run in runs]
     with progress_bar(f"ranking {audio}") as show:
-        complaints = write(models, captions, audio, out, show)
+        left_out = write(models, captions, audio, out, show)
     console.print(str(out), markup=False)
-    print_lines(complaints)
+    print_lines(left_out)
 
 
 @app.command()

@@ -267,9 +267,9 @@ def test_weights_and_submit(audio, monkeypatch):
     assert made.stdout.strip() == "--set audio.weights=passt_swa in here"
     assert made.stderr.strip() == "note: holds two networks"
     given = []
-    monkeypatch.setattr(submission, "submit", lambda *words: given.append(words) or ["row 1: the caption is empty"])
+    monkeypatch.setattr(submission, "submit", lambda *words: given.append(words) or ["left out: 00.wav: is empty"])
     found = audio("submit", "one", "two", "--captions", "c.csv", "--audio", "in", "-o", "out.csv")
-    assert found.output.splitlines()[-2:] == ["out.csv", "row 1: the caption is empty"]
+    assert found.output.splitlines()[-2:] == ["out.csv", "left out: 00.wav: is empty"]
     assert given[0][0] == ["a network"] * 2 and given[0][1:4] == (Path("c.csv"), Path("in"), Path("out.csv"))
 
 
