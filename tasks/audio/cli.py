@@ -145,6 +145,8 @@ def search(
     from retable.tasks.audio.tools.search.search import check_model, open_index, open_words, p_value, query_vector
     from retable.tasks.audio.tools.search.search import search as find
 
+    if as_json and aloud:
+        raise UserError("--json and --play are mutually exclusive; leave one out")
     marks = [(number, True) for number in good or ()] + [(number, False) for number in bad or ()]
     if marks and not words:
         raise UserError("--good, --bad: a hit is marked for words; give some")

@@ -137,6 +137,10 @@ def test_hits_are_marked_and_written_as_pairs(audio):
     assert Path("good.csv").read_text().count("something loud") == 2
 
 
+def test_json_and_play_exclude_each_other(audio):
+    assert "--json and --play are mutually exclusive" in refused(audio("search", "loud", "--json", "--play"))
+
+
 def test_a_hit_is_played_from_its_second(audio, tmp_path, monkeypatch):
     """By a player of ours, which keeps what it is given to play."""
     audio("index", "in", "--model", "one")
