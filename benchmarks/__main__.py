@@ -7,6 +7,8 @@
     python -m benchmarks style_zoo          makes and judges style's zoo
     python -m benchmarks.weather_zoo        writes weather's zoo
     python -m benchmarks.rl_expert          trains the experts of rl's recordings
+    python -m benchmarks.audio_lexicon      makes audio's static vectors of words
+    python -m benchmarks.audio_thesaurus    makes audio's thesaurus
     python -m benchmarks.cluster_tables     fills all tables on three nodes and a bucket
     python -m benchmarks.serving_bare       serves a deployment that repeats the body
     python benchmarks/style_blind.py        makes pairs of pictures for a blind test

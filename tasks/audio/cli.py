@@ -145,6 +145,8 @@ def search(
     from retable.tasks.audio.tools.search.search import check_model, open_index, open_words, p_value, query_vector
     from retable.tasks.audio.tools.search.search import search as find
 
+    if as_json and aloud:
+        raise UserError("--json and --play are mutually exclusive; leave one out")
     marks = [(number, True) for number in good or ()] + [(number, False) for number in bad or ()]
     if marks and not words:
         raise UserError("--good, --bad: a hit is marked for words; give some")
@@ -474,7 +476,7 @@ def submit(
     storage: Where = "results",
     device: Device = "",
 ) -> None:
-    """Write the ten best recordings of each caption in the challenge's form, and say what its server would refuse.
+    """Write the ten best recordings of each caption in the challenge's form, and name those that cannot be decoded.
 
     Example: `retable audio submit passt-scenes --captions retrieval_captions.csv --audio retrieval_audio`
     """
@@ -484,9 +486,9 @@ def submit(
     where = Storage.open(storage)
     models = [open_embedder(run, where, device).network for run in runs]
     with progress_bar(f"ranking {audio}") as show:
-        complaints = write(models, captions, audio, out, show)
+        left_out = write(models, captions, audio, out, show)
     console.print(str(out), markup=False)
-    print_lines(complaints)
+    print_lines(left_out)
 
 
 @app.command()

@@ -7,10 +7,10 @@ at any step, and the batches are the same for any number of workers, from memory
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from retable.tasks.audio.config import SAMPLE_RATE, SPLITS, Config, trained_on
 from retable.tasks.audio.encoders.mel import frames_of
 from retable.tasks.audio.rewrite.variations import augmented
 
+Item = TypeVar("Item")
 ORDER, CLIPS = "audio.order", "audio.clips"
 """Streams of random numbers: the order of an epoch's items; what is cut of a recording, and its caption's form."""
 PIECE = 64
@@ -157,7 +158,8 @@ class Recordings:
         """Yield recordings whole, in order and without captions; at most `config.batch` at once, fewer of long ones."""
         whole = [Clip(each.recording, 0, extent(each, self.features)) for each in recordings]
         sounds = self._sounds(whole)
-        for clips in _bounded(whole, self.config.batch, RATE[self.features]):
+        size = EVALUATED * RATE[self.features]
+        for clips in bounded(whole, lambda clip: clip.stop - clip.start, size, self.config.batch):
             yield collate([next(sounds) for _ in clips], clips, (), self.features)
 
     def _order(self, epoch: int) -> Array:
@@ -275,15 +277,22 @@ def collate(sounds: Sequence[Array], clips: Sequence[Clip], captions: tuple[str,
     )
 
 
-def _bounded(clips: Sequence[Clip], most: int, rate: int) -> Iterator[list[Clip]]:
-    """Yield runs of clips that, padded to their longest, take no more than `EVALUATED` seconds."""
-    batch: list[Clip] = []
+def bounded(items: Iterable[Item], length: Callable[[Item], int], size: float, most: int = 0) -> Iterator[list[Item]]:
+    """Yield runs of items in order that, padded to their longest, take at most `size`; an item that is longer is alone.
+
+    Args:
+        items: recordings, or what is taken of them.
+        length: of an item, samples or frames.
+        size: of a run, in the same unit.
+        most: items of a run; 0: any number.
+    """
+    run: list[Item] = []
     longest = 0
-    for clip in clips:
-        longest = max(longest, clip.stop - clip.start)
-        if batch and (len(batch) == most or longest * (len(batch) + 1) > EVALUATED * rate):
-            yield batch
-            batch, longest = [], clip.stop - clip.start
-        batch.append(clip)
-    if batch:
-        yield batch
+    for item in items:
+        longest = max(longest, length(item))
+        if run and (len(run) == most or longest * (len(run) + 1) > size):
+            yield run
+            run, longest = [], length(item)
+        run.append(item)
+    if run:
+        yield run

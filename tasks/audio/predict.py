@@ -20,7 +20,7 @@ from retable.platform.train.worker import best_device, device_of
 from retable.tasks.audio import metrics
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_recordings
 from retable.tasks.audio.config import SPLITS, Config, View, trained_on
-from retable.tasks.audio.data import RATE, queries
+from retable.tasks.audio.data import RATE, bounded, queries
 from retable.tasks.audio.encoders.fingerprint import weights_fingerprint
 from retable.tasks.audio.metrics import Summaries, per_query, per_recording
 from retable.tasks.audio.world.generate import relevant
@@ -36,6 +36,8 @@ SECONDS = 320
 """Of sound that is held at once, its padding included; more where a single recording is longer."""
 EMBEDDED: dict[tuple[str, ...], Array] = {}
 """The last split's recordings as embedded by one model: the next shard of the same split needs them again."""
+LOADED: list[tuple[Config, str, DualEncoder]] = []
+"""The last model with its config and its weights' fingerprint, until the last shard of a split."""
 FITTING: dict[tuple[str, ...], Array | None] = {}
 """Which recordings the last split's captions fit: all models need that again."""
 
@@ -87,17 +89,39 @@ def load(config: Config, weights: Mapping[str, Tensor]) -> DualEncoder:
 def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
     """Return `similarity`, the cosines of a block's captions and the split's recordings: float32 (queries, recordings).
 
-    All of a recording is heard, in float32 arithmetic whatever a run was trained in; repeated shards of a split embed
-    its recordings once.
+    All of a recording is heard, in float32 arithmetic whatever a run was trained in; repeated shards of a split build
+    the model and embed its recordings once.
     """
-    model, recordings = load(config, weights), split_recordings(source, view.split)
-    key = (weights_fingerprint(config, weights), *name_of(source, view.split))
+    recordings = split_recordings(source, view.split)
+    fingerprint, model = loaded(config, weights)
+    key = (fingerprint, *name_of(source, view.split))
     if key not in EMBEDDED:
         EMBEDDED.clear()
         EMBEDDED[key] = embed_audio(model, sounds(source, recordings), source.info["features"])
     captions = [caption for caption, _ in queries(recordings, view.split)[block(shard)]]
     similarity: Array = embed_text(model, captions) @ EMBEDDED[key].T
+    if shard == shards(config, view, source)[-1]:
+        LOADED.clear()  # a model takes gigabytes, of a GPU's memory too
     return {"similarity": similarity}
+
+
+def loaded(config: Config, weights: Mapping[str, Tensor]) -> tuple[str, DualEncoder]:
+    """Return a model's fingerprint and the model: the last one where config and weights are the same."""
+    for last_config, fingerprint, model in LOADED:
+        if config == last_config and has_weights(model, weights):
+            return fingerprint, model
+    LOADED.clear()  # before the next one takes memory
+    LOADED.append((config, weights_fingerprint(config, weights), load(config, weights)))
+    return LOADED[0][1:]
+
+
+def has_weights(model: DualEncoder, weights: Mapping[str, Tensor]) -> bool:
+    """Return whether a model has exactly these weights; comparing takes less time than hashing."""
+    own = model.state_dict()
+    return own.keys() == weights.keys() and all(
+        value.dtype == weights[name].dtype and torch.equal(value, weights[name].to(value.device))
+        for name, value in own.items()
+    )
 
 
 def name_of(source: Source, split: str) -> tuple[str, ...]:
@@ -122,27 +146,13 @@ def embed_audio(model: Encoders, recordings: Iterable[Array], features: str = "w
         features: "waveform" or "mel".
     """
     device, found = device_of(model.parameters()), []
-    for some in batches(recordings, SECONDS * RATE[features]):
+    for some in bounded(recordings, len, SECONDS * RATE[features]):
         lengths = torch.tensor([len(sound) for sound in some])
         audio = torch.zeros(len(some), int(lengths.max()), *some[0].shape[1:])
         for row, sound in zip(audio, some, strict=True):
             row[: len(sound)] = torch.tensor(sound)
         found.append(model.embed_audio(audio.to(device), lengths.to(device), features).float().cpu().numpy())
     return np.concatenate(found)
-
-
-def batches(recordings: Iterable[Array], size: int) -> Iterator[list[Array]]:
-    """Yield runs of recordings that have, padded to their longest, at most `size` samples or frames; at least one."""
-    batch: list[Array] = []
-    longest = 0
-    for sound in recordings:
-        longest = max(longest, len(sound))
-        if batch and longest * (len(batch) + 1) > size:
-            yield batch
-            batch, longest = [], len(sound)
-        batch.append(sound)
-    if batch:
-        yield batch
 
 
 @torch.inference_mode()

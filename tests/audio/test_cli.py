@@ -137,6 +137,10 @@ def test_hits_are_marked_and_written_as_pairs(audio):
     assert Path("good.csv").read_text().count("something loud") == 2
 
 
+def test_json_and_play_exclude_each_other(audio):
+    assert "--json and --play are mutually exclusive" in refused(audio("search", "loud", "--json", "--play"))
+
+
 def test_a_hit_is_played_from_its_second(audio, tmp_path, monkeypatch):
     """By a player of ours, which keeps what it is given to play."""
     audio("index", "in", "--model", "one")
@@ -267,9 +271,9 @@ def test_weights_and_submit(audio, monkeypatch):
     assert made.stdout.strip() == "--set audio.weights=passt_swa in here"
     assert made.stderr.strip() == "note: holds two networks"
     given = []
-    monkeypatch.setattr(submission, "submit", lambda *words: given.append(words) or ["row 1: the caption is empty"])
+    monkeypatch.setattr(submission, "submit", lambda *words: given.append(words) or ["left out: 00.wav: is empty"])
     found = audio("submit", "one", "two", "--captions", "c.csv", "--audio", "in", "-o", "out.csv")
-    assert found.output.splitlines()[-2:] == ["out.csv", "row 1: the caption is empty"]
+    assert found.output.splitlines()[-2:] == ["out.csv", "left out: 00.wav: is empty"]
     assert given[0][0] == ["a network"] * 2 and given[0][1:4] == (Path("c.csv"), Path("in"), Path("out.csv"))
 
 

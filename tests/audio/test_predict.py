@@ -58,6 +58,7 @@ def model():
 def blocks_of_four(monkeypatch):
     monkeypatch.setattr(predict, "BLOCK", 4)
     predict.EMBEDDED.clear()
+    predict.LOADED.clear()
     predict.FITTING.clear()
 
 
@@ -107,9 +108,10 @@ def test_batches_of_any_size_give_the_same_vectors(model, source, monkeypatch):
 
 def test_batches_are_bounded_and_keep_the_order():
     sounds = [np.full(size, number) for number, size in enumerate([3, 1, 8, 2, 2, 2, 20, 1])]
-    found = list(predict.batches(sounds, 8))
-    assert [len(batch) for batch in found] == [2, 1, 3, 1, 1]
-    assert [sound[0] for batch in found for sound in batch] == list(range(8))
+    for most, sizes in ((0, [2, 1, 3, 1, 1]), (2, [2, 1, 2, 1, 1, 1])):
+        found = list(predict.bounded(sounds, len, 8, most))
+        assert [len(batch) for batch in found] == sizes
+        assert [sound[0] for batch in found for sound in batch] == list(range(8))
 
 
 def test_recordings_are_embedded_once_for_all_blocks_of_a_split(model, source, monkeypatch):
@@ -119,6 +121,23 @@ def test_recordings_are_embedded_once_for_all_blocks_of_a_split(model, source, m
     assert len(embedded) == 1
     similarity(model, source, View(epoch=1, split="validation"))
     assert len(embedded) == 2
+
+
+def test_a_model_is_built_and_hashed_once_for_all_blocks_of_a_split(model, source, monkeypatch):
+    calls = []
+    for name in ("load", "weights_fingerprint"):
+        real = getattr(predict, name)
+        monkeypatch.setattr(predict, name, lambda *given, name=name, real=real: calls.append(name) or real(*given))
+    first = similarity(model, source)
+    assert sorted(calls) == ["load", "weights_fingerprint"] and not predict.LOADED
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    shards = predict.shards(CONFIG, TEST, source)
+    before = predict.predict(CONFIG, TEST, weights, source, shards[0])["similarity"]
+    np.testing.assert_array_equal(before, first[:4])
+    weights["text_projection.weight"][0] *= -1  # in place, as an optimiser does
+    changed = predict.predict(CONFIG, TEST, weights, source, shards[1])["similarity"]
+    assert np.abs(changed - first[4:8]).max() > 0.01
+    assert len(calls) == 6
 
 
 def test_another_models_vectors_are_never_used(model, source):

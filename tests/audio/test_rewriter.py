@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import audio_thesaurus
 from retable.tasks.audio.rewrite import rewriter, thesaurus
 from retable.tasks.audio.rewrite.rewriter import ABSENT, LONGEST, rewrite
 from retable.tasks.audio.world import captions as grammar
@@ -208,5 +209,6 @@ def test_a_thesaurus_is_condensed_of_first_attested_meanings(tmp_path):
     )
     (tmp_path / "data.verb").write_text("00000002 39 v 01 hum 0 000 | sound\n")
     (tmp_path / "data.adv").write_text("")
-    assert list(thesaurus.condense(tmp_path)) == ["n auto car", "v hum"]
+    assert list(audio_thesaurus.condense(tmp_path)) == ["n auto car", "v hum"]
+    assert thesaurus.FILE.read_text().startswith(audio_thesaurus.HEADER)
     assert thesaurus.groups("n")["automobile"] == thesaurus.groups("n")["car"]

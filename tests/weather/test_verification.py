@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
+from retable.platform.spec.task import Source
 from retable.tasks.weather import cli, figures, metrics
+from retable.tasks.weather.config import View
+from retable.tasks.weather.predict import events, predict
+from retable.tasks.weather.tools.forecasts import verify
 from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, agreement, cases, draw_cases
+from retable.tasks.weather.tools.forecasts.exchange import opened
 from retable.tasks.weather.verification import Verification, banded, brier, contingency, known_mean
 from tests.weather.test_metrics import field, loop_counts
 from tests.weather.toys import config, make, run
@@ -18,6 +23,12 @@ SHARDS = ("test/2019/boxi_0015", "test/2020/roxi_0004")
 @pytest.fixture(scope="module")
 def fields():
     return {shard: field(k, n=6, leads=4, rain=0.15 * (k + 1)) for k, shard in enumerate(SHARDS)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    storage = make(tmp_path_factory.mktemp("weather") / "results")
+    return storage, [run(storage, config(epochs=1, seed=seed)) for seed in (0, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +190,8 @@ def test_isotonic_probabilities_are_those_of_scipys_oracle_and_better_on_their_o
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_page_that_agrees_with_score(tmp_path, capsys):
-    storage = make(tmp_path / "results")
-    first, second = (run(storage, config(epochs=1, seed=seed)).fingerprint for seed in (0, 1))
+def test_the_command_writes_a_page_that_agrees_with_score(trained, tmp_path, capsys):
+    storage, (first, second) = trained[0], (folder.fingerprint for folder in trained[1])
     out = tmp_path / "page"
     cli.verify([first, second], out, storage.root, threshold="0.4", regions="", years="")
     page = (out / "index.html").read_text()
@@ -200,6 +210,28 @@ def test_the_command_writes_a_page_that_agrees_with_score(tmp_path, capsys):
     other = run(storage, config(epochs=1, forecast=4)).fingerprint
     with pytest.raises(UserError, match="differ in forecast"):
         cli.verify([first, other], out, storage.root, regions="", years="")
+
+
+@pytest.mark.parametrize("threshold", ["tuned", "tuned_per_region"])
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_runs_agree_at_the_thresholds_of_the_page(trained, tmp_path, monkeypatch, split, threshold):
+    storage, folders = trained
+    chosen = [opened(folder.fingerprint, str(storage.root), split, 0, threshold) for folder in folders]
+    written = []
+    monkeypatch.setattr(verify, "write_page", lambda runs, parts, shown, votes, out: written.append((parts, votes)))
+    verify.verify(chosen, tmp_path, lambda done, total: None)
+    ((parts, votes),) = written
+    source, total = Source.of(storage, "weather/tiny"), 0
+    for shard in parts[0].counts:
+        rain = [
+            metrics.rain(
+                predict(each.config, View(), each.run.weights(1), source, shard)["probability"],
+                part.thresholds[0][shard],
+            )
+            for each, part in zip(chosen, parts, strict=True)
+        ]
+        total = total + agreement(np.sum(rain, axis=0), events(chosen[0].config, source, shard), 2)
+    assert np.array_equal(votes, total)
 
 
 def test_every_run_has_a_line_of_maps_below_the_radar():

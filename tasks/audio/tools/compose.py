@@ -8,7 +8,6 @@ folds respect sources, is in two splits. What is told of an event is what we did
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -18,6 +17,7 @@ import numpy as np
 
 from retable.platform.errors import UserError
 from retable.platform.train.seeds import generator
+from retable.tasks.audio.collect import layouts
 from retable.tasks.audio.collect.files import decode
 from retable.tasks.audio.collect.recordings import Item, Recording, Waveform
 from retable.tasks.audio.config import SAMPLE_RATE
@@ -107,15 +107,13 @@ def listed(folder: Path) -> tuple[Path, list[dict[str, str]]]:
     """Return the CSV of a folder of labelled recordings, and its rows, of known classes and others.
 
     Raises:
-        UserError: where there is no such CSV, or several, or it lacks a column.
+        UserError: where there is no such CSV, or several, or it cannot be read, lacks a column or has no rows.
     """
     tables = sorted(folder.glob("*.csv"))
     if len(tables) != 1:
         raise UserError(f"{folder}: {len(tables)} CSV files; one must list the recordings ({', '.join(COLUMNS)})")
-    with tables[0].open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    if absent := [column for column in COLUMNS if not rows or column not in rows[0]]:
-        raise UserError(f"{tables[0]}: no column {', '.join(absent)}; it needs {', '.join(COLUMNS)}")
+    if not (rows := layouts.rows(tables[0], COLUMNS)):
+        raise UserError(f"{tables[0]}: lists no recordings; it needs rows of {', '.join(COLUMNS)}")
     return tables[0], rows
 
 

@@ -150,10 +150,20 @@ def test_mistakes_are_one_clear_line(folder: Path, tmp_path: Path) -> None:
         ("name,fold\na,1\n", "no column filename, category"),
         ("filename,fold,category\na.wav,one,dog\n", "a fold is no number"),
         ("filename,fold,category\na.wav,1,tuba\n", "no recording of a known class"),
+        ("filename,category,fold\na.wav,dog\n", "a fold is no number"),
+        ("filename,fold,category\n", "lists no recordings"),
+        ("", "no column filename, fold, category"),
     ):
         table.write_text(text)
         with pytest.raises(UserError, match=message):
             clips(tmp_path)
+
+
+@pytest.mark.parametrize("encoding, separator", [("cp1252", ","), ("utf-8-sig", ","), ("utf-16", "\t"), ("utf-8", ";")])
+def test_a_table_is_read_as_a_spreadsheet_saves_it(tmp_path: Path, encoding: str, separator: str) -> None:
+    lines = (("Filename", "fold", "category", "taken by"), ("Hühner.wav", "1", "rooster", "José"))
+    (tmp_path / "meta.csv").write_bytes("\r\n".join(separator.join(line) for line in lines).encode(encoding))
+    assert [(clip.path.name, clip.fold, clip.sound) for clip in clips(tmp_path)] == [("Hühner.wav", 1, "rooster")]
 
 
 def test_real_recordings(shared: Path) -> None:

@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.style.files import assets, images
+from retable.tasks.style.networks import transformer
 from retable.tasks.style.tools.pictures.regions import Mask
 from retable.tasks.style.tools.pictures.stylise import Options, open_paintings
 from retable.tasks.style.tools.video.painted import SHARE, Painter
-from retable.tasks.style.tools.video.steady import Regional, stylise_stream
+from retable.tasks.style.tools.video.steady import Regional, Stylist, stylise_stream
 from retable.tasks.style.tools.video.video import Piece
 from retable.tasks.style.tools.video.video_cli import video
 from tests.style.tools.test_steady import flicker
@@ -109,3 +110,16 @@ def test_what_does_not_fit_is_one_line(tmp_path, options, message):
     source = make(tmp_path / "in.mp4", 2)
     with pytest.raises(UserError, match=message):
         CliRunner().invoke(app, [str(source), str(tmp_path / "out.mp4"), *options], catch_exceptions=False)
+
+
+def test_a_frame_that_memory_does_not_hold_is_one_line(tmp_path, monkeypatch):
+    def short(*given, **options):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9000000000 bytes")
+
+    monkeypatch.setattr(Painter, "optimise", short)
+    with pytest.raises(UserError, match=r"^a frame does not fit into memory; use a smaller --size$"):
+        painter(tmp_path)(piece(photograph()))
+    monkeypatch.setattr(transformer, "stylise", short)
+    frames = piece(photograph(), photograph())
+    with pytest.raises(UserError, match=r"^2 frames do not fit into memory; use --batch 1, or a smaller --size$"):
+        Stylist(transformer.TransformerNetwork(4))(frames)

@@ -380,3 +380,18 @@ def test_a_picture_that_free_memory_does_not_hold_is_refused(weights_file, stora
             continue
         with pytest.raises(UserError, match=r"60 x 40 pixels need .* GB of memory, .* are free; --size 56 fits"):
             style([noise(40, 60)], nothing)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_photographs_that_memory_does_not_hold_together_are_made_one_by_one(monkeypatch, scale):
+    style = NetworkStyle(network(), Options(changes={"method.style_scale": scale}))
+    photographs = [noise(40, 60, seed) for seed in range(4)]
+    together = [result.pixels.astype(int) for result in style(photographs, nothing)]
+    needed = needed_bytes(style.network, round(40 / scale), round(60 / scale))
+    memory = SimpleNamespace(available=needed, total=10**15)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    alone = [result.pixels for result in style(photographs, nothing)]
+    assert max(np.abs(a - b).max() for a, b in zip(together, alone, strict=True)) <= 1
+    memory.available = needed - 1
+    with pytest.raises(UserError, match=r"^60 x 40 pixels need .* GB of memory, .* are free; --size 56 fits"):
+        style(photographs, nothing)

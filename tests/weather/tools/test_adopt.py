@@ -113,9 +113,10 @@ def test_what_does_not_fit_is_one_line(storage, tmp_path):
         (good.replace(label, "official BASE"), "no row 'official BASE'"),
         (good.replace("epoch=0", "epoch=7"), "is missing"),
         ("a,b\n1,2\n", "no columns row and file"),
+        (f"row,file\n{label},Gewichte für später.pt\n", "is no UTF-8 text"),
         (good.replace(label, VOTERS[1].label), f"no weights of '{VOTERS[1].label}'"),
     ):
-        listing.write_text(wrong)
+        listing.write_text(wrong, encoding="cp1252")
         with pytest.raises(UserError, match=line) as caught:
             adopt(tmp_path / "one", TABLE, storage, CHANGES)
         assert len(str(caught.value).splitlines()) == 1

@@ -1,17 +1,16 @@
 """The challenge's submissions: a CSV with the ten best recordings of each caption, best first.
 
 The header is `caption,file_name_1,...,file_name_10`, as in the organisers' example; their scorer goes by the columns'
-order, and the baseline of 2023 numbers them instead, so both are read. Names are those of the files, without folders.
+order. Names are those of the files, without folders.
 
-Source: the description of DCASE 2023 task 6b and the organisers' baseline.
+Source: the description of DCASE 2023 task 6b.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,15 +59,6 @@ def read_captions(path: Path) -> list[str]:
     return captions
 
 
-def read_csv(path: Path) -> list[list[str]]:
-    """Return the lines of a CSV that are not blank, each a list of cells.
-
-    Raises:
-        UserError: where it cannot be read.
-    """
-    return [row for _, row in _numbered(path)]
-
-
 def _numbered(path: Path) -> list[tuple[int, list[str]]]:
     """Return the lines of a CSV that are not blank, with their numbers."""
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
@@ -86,59 +76,16 @@ def write(path: Path, rows: Iterable[Row]) -> None:
         UserError: where the file cannot be written.
     """
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADER)
+    plain, quoted = (
+        csv.writer(text, lineterminator="\n", quoting=quoting) for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+    )
+    plain.writerow(HEADER)
     for caption, names in rows:
         if len(names) != RANKS:
             raise ValueError(f"caption {caption!r}: {len(names)} recordings, not {RANKS}")
-        writer.writerow((caption, *names))
+        row = (caption, *names)
+        (quoted if any("\r" in cell for cell in row) else plain).writerow(row)  # by itself, Python 3.11 quotes no "\r"
     Storage.open(path.absolute().parent).write(path.name, text.getvalue())
-
-
-def check(path: Path, captions: Sequence[str] | None = None, files: Collection[str] | None = None) -> list[str]:
-    """Return why a submission would be refused or scored wrongly, a line each; nothing where it is fine.
-
-    Args:
-        path: the submission.
-        captions: those that it must answer, each as often as here, in any order.
-        files: names of all recordings that there are.
-    """
-    try:
-        rows = read_csv(path)
-    except UserError as error:
-        return [str(error)]
-    reasons = defects(rows)
-    if captions is not None:
-        reasons += unanswered([row[0] for row in rows[1:]], captions)
-    if files is not None:
-        known = set(files)
-        strangers = dict.fromkeys(name for row in rows[1:] for name in row[1:] if name.strip() and name not in known)
-        reasons += [f"{name!r} is none of the recordings" for name in strangers]
-    return reasons
-
-
-def defects(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return what is wrong with the form of a submission's lines, the header the first of them."""
-    numbered = [("caption", *(str(rank) for rank in range(first, first + RANKS))) for first in (0, 1)]
-    if not rows or tuple(rows[0]) not in (HEADER, *numbered):
-        return [f"the header is {','.join(rows[0] if rows else [])!r}, not {','.join(HEADER)!r}"]
-    reasons = [] if len(rows) > 1 else ["holds no captions"]
-    for number, row in enumerate(rows[1:], 1):
-        names = [name for name in row[1:] if name.strip()]
-        if not row[0].strip():
-            reasons.append(f"row {number}: the caption is empty")
-        if len(row) != len(HEADER) or len(names) != RANKS:
-            reasons.append(f"row {number}: names {len(names)} recordings, not {RANKS}")
-        reasons += [f"row {number}: names {name!r} twice" for name in dict.fromkeys(names) if names.count(name) > 1]
-        reasons += [f"row {number}: {name!r} is a path; give the file's name alone" for name in names if "/" in name]
-    return reasons
-
-
-def unanswered(answered: Sequence[str], captions: Sequence[str]) -> list[str]:
-    """Return which captions lack an answer, and which answers are to no caption."""
-    wanted, given = Counter(captions), Counter(answered)
-    lines = [f"caption {caption!r} is missing" for caption in wanted - given]
-    return lines + [f"caption {caption!r} is not asked for" for caption in given - wanted]
 
 
 def submit(
@@ -148,9 +95,9 @@ def submit(
     out: Path,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
-    """Write the ten best recordings of each caption as a submission; return what its check complains of.
+    """Write the ten best recordings of each caption as a submission; return a line for each recording left out.
 
-    A recording that cannot be decoded is in no line, and named in what is returned.
+    Left out are those that cannot be decoded.
 
     Args:
         models: in evaluation mode; of several, the mean of their cosines ranks (as `combine.mean_similarity`).
@@ -172,7 +119,7 @@ def submit(
         )
     names = [files[column].name for column in whole]
     write(out, ranked(similarity[:, whole], wanted, names))
-    return [*(f"left out: {line}" for line in broken.values()), *check(out, wanted, names)]
+    return [f"left out: {line}" for line in broken.values()]
 
 
 def audio_files(folder: Path) -> list[Path]:

@@ -3,9 +3,9 @@
 `lexicon.safetensors` holds a vector for each of some 38,000 words, distilled from the sentence encoder all-MiniLM-L6-v2
 (Apache-2.0): what it says of the word alone, less the mean, in the 96 directions of most variance, a byte a number. A
 caption's vector is the sum over its words, rare ones counting more (Arora et al. 2017, *A Simple but Tough-to-Beat
-Baseline for Sentence Embeddings*); `search/distil.py` makes the file. A word that is not there is looked for without
-its ending, then as a typing error: two letters in turn, one left out or doubled, then one otherwise, then two such; of
-several the most frequent.
+Baseline for Sentence Embeddings*); `benchmarks/audio_lexicon.py` makes the file. A word that is not there is looked for
+without its ending, then as a typing error: two letters in turn, one left out or doubled, then one otherwise, then two
+such; of several the most frequent.
 
 A model that has `Anchors` knows where some kinds of sound lie in both spaces. A caption is taken for the anchors that
 it is nearest to (a softmax of cosines), and its vector in the joint space is the mean of theirs. The words that the

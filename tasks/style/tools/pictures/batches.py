@@ -20,7 +20,7 @@ from retable.tasks.style.files import images
 from retable.tasks.style.files.images import FORMATS, Picture, Pixels
 from retable.tasks.style.networks.transformer import chosen
 from retable.tasks.style.tools.pictures import regions
-from retable.tasks.style.tools.pictures.memory import is_shortage, shortage_told
+from retable.tasks.style.tools.pictures.memory import TOO_LARGE, shortage_told
 from retable.tasks.style.tools.pictures.stylise import (
     MaskedStyle,
     NetworkStyle,
@@ -120,16 +120,13 @@ def stylise_batch(
 ) -> Iterator[Outcome]:
     """Stylise pictures of one size and write the results."""
     report(0, 1, "")
+    height, width = batch[0][1].pixels.shape[:2]
+    smaller = f"try --size {int(max(height, width) * SMALLER)}"
     try:
-        made = style([picture.pixels for _, picture in batch], report)
-    except (UserError, RuntimeError, MemoryError) as error:
-        if not isinstance(error, UserError) and not is_shortage(error):
-            raise
-        height, width = batch[0][1].pixels.shape[:2]
-        smaller = f"try --size {int(max(height, width) * SMALLER)}"
-        short = f"{width} x {height} pixels need more memory than there is; {smaller}"
-        why = str(error) if isinstance(error, UserError) else short
-        yield from (Outcome(job, failure=f"{job.source}: {why}") for job, _ in batch)
+        with shortage_told(f"{width} x {height} pixels need more memory than there is; {smaller}"):
+            made = style([picture.pixels for _, picture in batch], report)
+    except UserError as error:
+        yield from (Outcome(job, failure=f"{job.source}: {error}") for job, _ in batch)
         return
     for (job, picture), result in zip(batch, made, strict=True):
         pixels = result.pixels
@@ -284,6 +281,6 @@ def compare(run: str, photograph: Path, epochs: Sequence[int], options: Options,
         whole, paintings = run_network(trained, epoch), trained.config.style
         for painting in paintings if whole.architecture.styles > 1 else ("",):
             style = NetworkStyle(chosen(whole, paintings, painting, run).to(options.where), options)
-            with shortage_told(str(photograph)):
+            with shortage_told(f"{photograph}: {TOO_LARGE}"):
                 shown.append((f"epoch {epoch} {painting}".strip(), style([pixels], nothing)[0].pixels))
     return sheet(shown)

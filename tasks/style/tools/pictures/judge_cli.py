@@ -62,7 +62,7 @@ def judge(
     """
     from retable.tasks.style.apply.judge import burnt, judge_network, lattice
     from retable.tasks.style.files import images
-    from retable.tasks.style.tools.pictures.memory import shortage_told
+    from retable.tasks.style.tools.pictures.memory import TOO_LARGE, shortage_told
     from retable.tasks.style.tools.pictures.stylise import find_network
 
     where = Storage.open(storage)
@@ -78,7 +78,7 @@ def judge(
             else:
                 network = network or backbone(weights, where)
                 works = [images.read(find_work(painting or name)).pixels]
-                with shortage_told(name):
+                with shortage_told(f"{name}: {TOO_LARGE}"):
                     measures = asdict(judge_network(find_network(name, where), shown, works, network))
                 table.add_row(name, *(format(measures[key], how) for key, how in COLUMNS.items()))
     console.print(table)

@@ -21,8 +21,16 @@ HELD, KERNELS = 3.0, 9.0
 over the weights: measured, within a quarter."""
 SHORTAGE = ("can't allocate memory", "MPS backend out of memory", "Invalid buffer size")
 """What PyTorch's plain errors of allocations say: on CPUs, and on MPS."""
+TOO_LARGE = "more memory is needed than there is; choose a smaller --size"
 STEP = 8
 """Sizes are tried in multiples of so many pixels."""
+
+
+def free_bytes(device: torch.device | None = None) -> int:
+    """Return the bytes that are free: of a CUDA device its own; of any other, or of none, the host's."""
+    if device is not None and device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 def check_memory(
@@ -34,15 +42,12 @@ def check_memory(
         height: the picture's.
         width: the picture's.
         needed: bytes for a height and a width.
-        device: where it is computed; none, or anything but CUDA: the host's memory counts.
+        device: where it is computed; see `free_bytes`.
 
     Raises:
         UserError: with what is needed, what is free, and the size that fits.
     """
-    free = psutil.virtual_memory().available
-    if device is not None and device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    bytes_ = needed(height, width)
+    free, bytes_ = free_bytes(device), needed(height, width)
     if bytes_ <= free:
         return
     longer = max(height, width)
@@ -87,8 +92,8 @@ def is_shortage(error: BaseException) -> bool:
 
 
 @contextmanager
-def shortage_told(what: str) -> Iterator[None]:
-    """Raise an allocation that failed in the block as one line that begins with `what`.
+def shortage_told(message: str) -> Iterator[None]:
+    """Raise an allocation that failed in the block as a UserError of this message.
 
     Raises:
         UserError: in place of that error; others are raised as they are.
@@ -98,4 +103,4 @@ def shortage_told(what: str) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_shortage(error):
             raise
-        raise UserError(f"{what}: more memory is needed than there is; choose a smaller --size") from error
+        raise UserError(message) from error

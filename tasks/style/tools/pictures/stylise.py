@@ -25,7 +25,7 @@ from retable.tasks.style.networks.tiling import Precision, fits, needed_bytes, s
 from retable.tasks.style.networks.transformer import TransformerNetwork, trained
 from retable.tasks.style.tools.pictures import regions
 from retable.tasks.style.tools.pictures.knobs import STYLE_SCALE
-from retable.tasks.style.tools.pictures.memory import check_memory, image_bytes
+from retable.tasks.style.tools.pictures.memory import check_memory, free_bytes, image_bytes
 from retable.tasks.style.tools.pictures.regions import Mask
 
 Report = Callable[[float, int, str], None]
@@ -154,14 +154,19 @@ class NetworkStyle:
             UserError: where memory does not hold the features, not even in tiles.
         """
         height, width = photographs[0].shape[:2]
+        self.check_memory(height, width)
         at = [images.stretch(pixels, *scaled(height, width, self.options.style_scale)) for pixels in photographs]
         return [Stylised(images.stretch(pixels, height, width)) for pixels in self.passed(at, report)]
 
     def passed(self, photographs: Sequence[Pixels], report: Report) -> list[Pixels]:
-        """Pass pictures through the network; in tiles, with the same result, where a GPU does not hold the features."""
+        """Pass pictures through the network; in tiles, with the same result, where a GPU does not hold the features.
+
+        Pictures whose features the host's memory does not hold together are passed one by one.
+        """
         device, precision = self.options.where, self.options.precision
         height, width = photographs[0].shape[:2]
-        self.check_memory(len(photographs) * height, width)
+        if len(photographs) > 1 and needed_bytes(self.network, len(photographs) * height, width) > free_bytes():
+            return [made for photograph in photographs for made in self.passed([photograph], report)]
         tile = self.options.tile or self.tile_for(len(photographs) * height, width, device)
         batch = torch.cat([images.to_tensor(pixels) for pixels in photographs])
         if not tile:
@@ -177,12 +182,13 @@ class NetworkStyle:
         return [images.to_pixels(single) for single in tiled]
 
     def check_memory(self, height: int, width: int) -> None:
-        """Refuse what free memory does not hold; in tiles too a layer's whole features lie in the host's memory.
+        """Refuse a photograph that free memory does not hold; even in tiles, the host holds a layer's whole features.
 
         Raises:
-            UserError: with what is needed and what is free.
+            UserError: with what is needed, what is free, and the size that fits.
         """
-        check_memory(height, width, lambda *size: needed_bytes(self.network, *size))
+        scale = self.options.style_scale
+        check_memory(height, width, lambda *size: needed_bytes(self.network, *scaled(*size, scale)))
 
     def tile_for(self, height: int, width: int, device: torch.device) -> int:
         """Return the side of tiles where a GPU does not hold the whole; else 0, as CPUs work in strips anyway."""

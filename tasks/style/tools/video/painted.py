@@ -14,11 +14,10 @@ import numpy as np
 import torch
 
 from retable.platform.config import override
-from retable.platform.errors import UserError
 from retable.tasks.style.apply.optimise import ImageOptimisation
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import Pixels
-from retable.tasks.style.tools.pictures.memory import is_shortage
+from retable.tasks.style.tools.pictures.memory import shortage_told
 from retable.tasks.style.tools.pictures.stylise import PaintingStyle, finished, sized
 from retable.tasks.style.tools.video.steady import Finish, colour_histogram, is_cut, moved
 from retable.tasks.style.tools.video.video import Pictures, Piece
@@ -46,12 +45,8 @@ class Painter:
         if piece.shot != self.shot:
             self.shot, self.before = piece.shot, None
             self.style.check_memory(*piece.pictures.shape[2:])
-        try:
+        with shortage_told("a frame does not fit into memory; use a smaller --size"):
             made = [self.optimise(picture) for picture in piece.pictures.permute(0, 2, 3, 1).numpy()]
-        except (RuntimeError, MemoryError) as error:
-            if not is_shortage(error):
-                raise
-            raise UserError("a frame does not fit into memory; use a smaller --size") from error
         return self.finish(torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).contiguous(), piece)
 
     def optimise(self, picture: Pixels) -> Pixels:

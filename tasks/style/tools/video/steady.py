@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.train.worker import best_device
 from retable.tasks.style.files import images
@@ -29,7 +28,7 @@ from retable.tasks.style.files.images import Pixels
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.tiling import Precision
 from retable.tasks.style.networks.transformer import Statistics, TransformerNetwork
-from retable.tasks.style.tools.pictures.memory import is_shortage
+from retable.tasks.style.tools.pictures.memory import shortage_told
 from retable.tasks.style.tools.pictures.regions import Mask, Share, compose
 from retable.tasks.style.tools.pictures.stylise import scaled
 from retable.tasks.style.tools.video.video import Pictures, Piece, Stylise, on_cluster
@@ -157,14 +156,8 @@ class Stylist:
             self.shot, self.statistics = piece.shot, self._measure(piece.reference, device)
         image = stretched(piece.pictures, *self._size(piece.pictures)).to(device).float() / 255
         statistics = None if piece.reference is None else self.statistics
-        try:
+        with shortage_told(f"{len(image)} frames do not fit into memory; use --batch 1, or a smaller --size"):
             made = transformer.stylise(self.network, image, self.precision, statistics=statistics)
-        except (RuntimeError, MemoryError) as error:
-            if not is_shortage(error):
-                raise
-            raise UserError(
-                f"{len(image)} frames do not fit into memory; use --batch 1, or a smaller --size"
-            ) from error
         pictures = (made.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
         return self.finish(stretched(pictures, *piece.pictures.shape[2:]), piece)
 

@@ -152,7 +152,7 @@ def listed(folder: Path, wanted: Mapping[str, Wanted]) -> dict[str, Path]:
     """Return the file of each row that `rows.csv` names.
 
     Raises:
-        UserError: where the list is missing, or names a row or file that is not there.
+        UserError: where the list is missing or no UTF-8 text, or names a row or file that is not there.
     """
     listing = folder / LIST
     try:
@@ -160,6 +160,8 @@ def listed(folder: Path, wanted: Mapping[str, Wanted]) -> dict[str, Path]:
     except OSError as error:
         names = "; ".join(f'"{name}"' for name in wanted)
         raise UserError(f"{listing}: missing; columns row,file, a line for each checkpoint; rows: {names}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{listing}: is no UTF-8 text; save it in that encoding") from error
     lines = list(csv.DictReader(io.StringIO(text)))
     if not lines or {"row", "file"} - lines[0].keys():
         raise UserError(f"{listing}: holds no columns row and file")

@@ -17,7 +17,7 @@ from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.figures import draw_scores
-from retable.tasks.weather.metrics import MINUTES, thresholds
+from retable.tasks.weather.metrics import MINUTES, thresholds, thresholds_of, validated
 from retable.tasks.weather.model import Forecaster
 from retable.tasks.weather.predict import events, forecast_windows, reads, shards
 from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, agreement, cases, draw_agreement, draw_cases
@@ -45,7 +45,12 @@ def verify(runs: Sequence[Opened], out: Path, show: Show) -> Path:
     models = [run.model() for run in runs]
     votes = np.zeros((len(runs) + 1, 2), np.int64)
     by_run: list[dict[str, dict[str, Array]]] = [{} for _ in runs]
-    wanted = [shard for view in reversed(reads(first.view)) for shard in shards(first.config, view, first.source)]
+    split, *tuning = [shards(first.config, view, first.source) for view in reads(first.view)]
+    wanted = [*(shard for part in tuning for shard in part), *split]
+    voted = len(wanted) - len(split)
+    if len(runs) > 1 and first.view.split == "validation" and first.view.threshold == "tuned":
+        voted = len(wanted)  # all shards decide on the threshold: they are forecast once more, for the votes
+        wanted = [*wanted, *split]
     for done, shard in enumerate(wanted):
         show(done, len(wanted))
         rain: Array | int = 0
@@ -53,9 +58,10 @@ def verify(runs: Sequence[Opened], out: Path, show: Show) -> Path:
         for run, model, summaries in zip(runs, models, by_run, strict=True):
             windows = sequences(run.source, run.config, shard)
             steps = forecast_windows(model, run.config, run.source, windows)
-            summaries[shard] = metrics.summarise(steps, truth)
-            if shard.startswith(f"{run.view.split}/"):
-                chosen = thresholds(run.view, summaries)[shard]
+            if shard not in summaries:
+                summaries[shard] = metrics.summarise(steps, truth)
+            if done >= voted:
+                chosen = thresholds_of([shard], run.view, validated(summaries))[shard]
                 rain = rain + metrics.rain(steps, chosen).astype(np.uint8)
         if not isinstance(rain, int):
             votes += agreement(rain, truth, len(runs))

@@ -3,8 +3,8 @@
 import numpy as np
 from safetensors.numpy import load_file
 
+from benchmarks import audio_lexicon
 from retable.tasks.audio.tools.embed import lexicon
-from retable.tasks.audio.tools.search import distil
 
 SENSES = """\
 aardvark%1:05:00:: 1 1 0
@@ -25,7 +25,7 @@ cobblestone%1:06:00:: 13 1 0
 
 def test_words_are_the_vocabularys_then_wordnets_by_use_then_those_of_captions():
     """Of WordNet: attested and not too long, or a thing, an animal, an event or a motion by its first meaning."""
-    listed, frequent = distil.words(
+    listed, frequent = audio_lexicon.words(
         ["[PAD]", "a", "the", "##ing", "of", "Of", "x1"], SENSES, ["a", "of", "yaps", "barks"]
     )
     assert (listed[:2], frequent) == (["the", "of"], 2)
@@ -35,16 +35,16 @@ def test_words_are_the_vocabularys_then_wordnets_by_use_then_those_of_captions()
 def test_the_shipped_table_has_these_words_of_captions_and_these_weights():
     stored, words = load_file(lexicon.FILE), lexicon.table().words
     frequent = words.index("anode")  # the first of WordNet's
-    assert np.array_equal(distil.weights(len(words), frequent).astype(np.float16), stored["weights"])
-    assert {word for word in distil.GENERATOR if len(word) > 1} <= set(words)
+    assert np.array_equal(audio_lexicon.weights(len(words), frequent).astype(np.float16), stored["weights"])
+    assert {word for word in audio_lexicon.GENERATOR if len(word) > 1} <= set(words)
 
 
 def test_vectors_are_the_main_components_of_unit_vectors():
     rows = np.random.default_rng(0).normal(size=(300, 120)) * np.linspace(3, 1, 120)
-    found = distil.condense(rows.astype(np.float32))
+    found = audio_lexicon.condense(rows.astype(np.float32))
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     left, size, _ = np.linalg.svd(unit - unit.mean(0), full_matrices=False)
-    wanted = (left * size)[:, : distil.SIZE]
+    wanted = (left * size)[:, : audio_lexicon.SIZE]
     np.testing.assert_allclose(np.abs(found), np.abs(wanted), atol=1e-4)
 
 

@@ -1,9 +1,9 @@
-"""Makes `embed/lexicon.safetensors`: static vectors of words, of a sentence encoder and WordNet 3.1.
+"""Make audio's `tools/embed/lexicon.safetensors`: static vectors of words, of a sentence encoder and WordNet 3.1.
 
-`python -m retable.tasks.audio.tools.search.distil ENCODER DICT FILE` takes the folder of all-MiniLM-L6-v2, in Hugging
-Face's layout, and WordNet's folder `dict`. The words are, in this order: the encoder's vocabulary, which is sorted by
-frequency; WordNet's words, by the uses of their most frequent meaning; what else generated captions hold. A word's
-weight is a / (a + p), with a probability p after Zipf's law; those that are not in the vocabulary weigh 1.
+Run as `python -m benchmarks.audio_lexicon ENCODER DICT FILE` in a checkout, with the folder of all-MiniLM-L6-v2, in
+Hugging Face's layout, and WordNet's folder `dict`. The words are, in this order: the encoder's vocabulary, which is
+sorted by frequency; WordNet's words, by the uses of their most frequent meaning; what else generated captions hold. A
+word's weight is a / (a + p), with a probability p after Zipf's law; those that are not in the vocabulary weigh 1.
 """
 
 from __future__ import annotations
