@@ -187,8 +187,11 @@ class NetworkStyle:
         Raises:
             UserError: with what is needed, what is free, and the size that fits.
         """
-        scale = self.options.style_scale
-        check_memory(height, width, lambda *size: needed_bytes(self.network, *scaled(*size, scale)))
+
+        def needed(height: int, width: int) -> int:
+            return needed_bytes(self.network, *scaled(height, width, self.options.style_scale))
+
+        check_memory(height, width, needed)
 
     def tile_for(self, height: int, width: int, device: torch.device) -> int:
         """Return the side of tiles where a GPU does not hold the whole; else 0, as CPUs work in strips anyway."""
