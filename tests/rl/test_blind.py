@@ -9,7 +9,7 @@ from scipy.stats import kurtosis
 
 from retable.platform.store.storage import Storage
 from retable.tasks.rl.config import Config, Grasp, Snip
-from retable.tasks.rl.data import Transitions, columns, provenance
+from retable.tasks.rl.data import Transitions, provenance, read
 from retable.tasks.rl.model import build
 from retable.tasks.rl.prune.prune import diagnose, masks
 from retable.tasks.rl.recordings.record import record
@@ -35,7 +35,7 @@ def recorded(tmp_path_factory):
         storage = Storage.open(tmp_path_factory.mktemp(environment))
         record(environment, storage, transitions=20_000)
         folder = storage / f"data/rl/{environment}/recorded"
-        return columns(folder), provenance(folder)
+        return read(folder), provenance(folder)
 
     return opened
 

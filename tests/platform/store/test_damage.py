@@ -42,7 +42,9 @@ def train_until(storage, steps=None):
                 raise Stop
 
     data = LINE.dataset.open({name: np.linspace(-1, 1, 64, dtype=np.float32) for name in "xy"}, source, [CONFIG])
-    train(LINE, [CONFIG], data, [folder], source.info["digest"], Worker(report=report), [(3,)])
+    train(
+        LINE, [CONFIG], data, [folder], source.info["digest"], Worker(report=report), [(3,)], checkpoint_every=100
+    )  # and after each epoch
     return folder
 
 
