@@ -209,7 +209,7 @@ def _make_set(task_name: str, config: Config, storage: Storage) -> str | None:
 
 
 def _read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, Arrays | None]:
-    """Read a data set; return why it cannot be read, or None, and its arrays."""
+    """Read a data set, in a Ray task; return why it cannot be read, or None, and its arrays."""
     folder = storage / f"data/{where}"
     try:
         return None, dict(find(task_name).dataset.read(folder))

@@ -112,7 +112,7 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
     """Predict every shard of one view of a finished run that is not there yet; return why it failed, or None."""
     from retable.platform.train.worker import threads
 
-    with threads(1):  # in whichever process: the caller's keeps its own number
+    with threads(1):  # a notebook that asks for scores keeps its own number
         return _predict_shards(task_name, config, view, folder, joined)
 
 

@@ -211,9 +211,9 @@ def tell(message: str) -> None:
         said = f"{plain(words.partition('. ')[0].rstrip('.'))} (more in {file})"
     except OSError:  # another user's folder, or Ray has ended
         said = plain(words, 2000)
-    ended = signal.getsignal(signal.SIGTERM)
-    ours = isinstance(ended, Interrupt) and ended.received  # an interrupted command ends its processes itself
-    if _RETRIED not in words and not ours:  # that a process was lost was said
+    handler = signal.getsignal(signal.SIGTERM)
+    interrupted = isinstance(handler, Interrupt) and handler.received  # then we end our processes ourselves
+    if _RETRIED not in words and not interrupted:  # that a process was lost was said
         errors.print(f"note: Ray: {said}", markup=False)
 
 

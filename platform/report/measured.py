@@ -15,10 +15,8 @@ from retable.platform.store.run import sha256
 from retable.platform.store.storage import Storage
 
 SCALE = "small"
-
-
 _WHOLE = "unpacked"
-"""File of a folder into which a whole bundle was unpacked: one that was interrupted goes on."""
+"""File of a folder into which a whole bundle was unpacked; without it, unpacking was interrupted and begins again."""
 
 
 def bundle_of(task: str) -> Path | None:

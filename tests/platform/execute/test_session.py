@@ -19,6 +19,7 @@ import pytest
 import yaml
 from ray.exceptions import AuthenticationError
 
+from retable.platform import ray_compat
 from retable.platform.errors import UserError
 from retable.platform.execute import session as cluster
 from retable.platform.store.provenance import code, versions
@@ -308,6 +309,20 @@ def test_a_lost_process_is_one_line_and_a_file_has_the_rest(tmp_path, capfd):
     assert line.startswith("note: Ray: A worker died or was killed while executing a task") and " (more in " in line
     file = Path(line.rpartition("more in ")[2].rstrip(")"))
     assert "Worker PID" in file.read_text() and "retries remaining" in file.read_text()
+
+
+@pytest.mark.parametrize("received", [0, signal.SIGINT])
+def test_an_interrupted_command_is_silent_of_the_processes_that_it_ends(tmp_path, capfd, monkeypatch, received):
+    monkeypatch.setattr(ray_compat, "logs_folder", lambda: str(tmp_path))
+    handler = cluster.Interrupt()
+    handler.received = received
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        cluster.tell("A worker died or was killed. Worker PID: 1")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "Worker PID" in (tmp_path / "retable.txt").read_text()
+    assert ("A worker died" in capfd.readouterr().err) is not bool(received)
 
 
 def test_after_its_end_ray_starts_by_itself_as_before_but_not_for_a_thread_that_was_left(monkeypatch):
