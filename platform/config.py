@@ -227,7 +227,7 @@ def flatten(config: object) -> Fields:
     """
     flat: Fields = {}
     kind: object = type(config)
-    for name, is_choice in _field_kinds(kind):
+    for name, is_choice, _ in _field_kinds(kind):
         value = getattr(config, name)
         if not hasattr(value, "__dataclass_fields__"):
             flat[name] = value
@@ -240,10 +240,11 @@ def flatten(config: object) -> Fields:
 
 
 @functools.cache
-def _field_kinds(config: object) -> list[tuple[str, bool]]:
-    """Return a dataclass's field names, each with whether it is a choice."""
-    unions = (typing.Union, types.UnionType)
-    return [(name, typing.get_origin(hint) in unions) for name, hint in field_types(config).items()]
+def _field_kinds(config: Any) -> list[tuple[str, bool, dataclasses.Field[object]]]:
+    """Return a dataclass's field names, each with whether it is a choice, and its definition."""
+    unions, hints = (typing.Union, types.UnionType), field_types(config)
+    fields = dataclasses.fields(config)
+    return [(field.name, typing.get_origin(hints[field.name]) in unions, field) for field in fields]
 
 
 def differences(config: object, default: object) -> Fields:
@@ -255,7 +256,9 @@ def differences(config: object, default: object) -> Fields:
     kind: Any = type(config)
     for name in field_types(kind):
         value, other = getattr(config, name), getattr(default, name)
-        if not dataclasses.is_dataclass(value):
+        if value is other:
+            continue
+        if not hasattr(value, "__dataclass_fields__"):
             if value != other:
                 different[name] = value
             continue
@@ -318,12 +321,13 @@ def added(default: object) -> Any:
 
 def _as_before(config: object, prefix: str = "") -> Iterator[str]:
     """Return the paths of added fields that have their defaults."""
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _as_before(value, f"{prefix}{field.name}.")
+    kind: object = type(config)
+    for name, _, field in _field_kinds(kind):
+        value = getattr(config, name)
+        if hasattr(value, "__dataclass_fields__"):
+            yield from _as_before(value, f"{prefix}{name}.")
         elif "added" in field.metadata and value == field.default:
-            yield f"{prefix}{field.name}"
+            yield f"{prefix}{name}"
 
 
 def naming(config: object) -> dict[str, object]:

@@ -214,7 +214,7 @@ class Scheduler:
         for need in node.needs & self.lost.keys():
             self.lost[key] = "was not begun"
             self.datasets.board.fail(
-                node.label, f"not begun: its parent, {self.order.nodes[need].label}, {self.lost[need]}"
+                node.label(), f"not begun: its parent, {self.order.nodes[need].label()}, {self.lost[need]}"
             )
             training = next(each for each in self.stacks[self.jobs[key]] if train_key(each.folder.path) == key)
             self.datasets.release(training.task.dataset.where(training.config), 1, users=0)

@@ -15,7 +15,7 @@ from retable.platform.console import ProgressBoard, errors
 from retable.platform.errors import TRACEBACK, UserError, one_line, traceback_of
 from retable.platform.execute.session import alive_nodes, resource_of
 from retable.platform.plan.graph import Node, predict_keys, score_key
-from retable.platform.plan.plan import Plan, device_slug, name_of
+from retable.platform.plan.plan import Plan, device_slug, name_of_timing
 from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.table import Measurement
@@ -80,7 +80,7 @@ class ScoringTasks:
         """Report a completed Ray task; return the key of its node, and whether it succeeded."""
         node, failure = self.pending.pop(ref), task_error(ref)
         if failure or node.key in self.weights:
-            report_result(self.board, node.label, failure, self.weights.get(node.key, 0.0))
+            report_result(self.board, node.label(), failure, self.weights.get(node.key, 0.0))
         return node.key, not failure
 
 
@@ -283,7 +283,7 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
         for timing in itertools.takewhile(lambda _: not resources.late, todo):
             if not told and not ray.wait([probe.remote()], timeout=WAIT)[0]:
                 told = _note_who_holds(node, capacity.get("CPU", 0.0))
-            name = f"{timing.row.label} ({name_of(timing, plan.shared)})"
+            name = name_of_timing(timing, plan.shared)
             board.start(name)
             data = timing.task.dataset.where(timing.config) if timing.row.reads_data else ""
             taken = measuring.remote(timing.row, timing.config, plan.storage, timing.stem, data, plan.measure_on)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from graphlib import TopologicalSorter
 from typing import Literal
 
 from retable.platform.config import View, parent
-from retable.platform.plan.plan import Plan, Scoring, Shared, Training, name_of, name_of_combining, name_of_view
+from retable.platform.plan.plan import (
+    Plan,
+    Scoring,
+    Shared,
+    Training,
+    name_of,
+    name_of_combining,
+    name_of_timing,
+    name_of_view,
+)
 from retable.platform.store.run import RunFolder, view_key
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock
@@ -24,7 +34,8 @@ class Node:
     key: str
     """Its kind, and where its result lies on the storage."""
     kind: Kind
-    label: str
+    label: Callable[[], str]
+    """Returns its name for people: a plan has tens of thousands of nodes, and few are ever shown."""
     needs: frozenset[str] = frozenset()
     """Keys of the nodes that end before this one starts."""
     cost: float = 0.0
@@ -35,8 +46,7 @@ def build(plan: Plan) -> dict[str, Node]:
     """Return the graph of what a plan still has to do: key -> node, each after the nodes that it needs."""
     shared = plan.shared
     measurements = [
-        Node(f"measure {timing.path}", "measure", f"{timing.row.label} ({name_of(timing, shared)})")
-        for timing in plan.unmeasured
+        Node(f"measure {timing.path}", "measure", partial(name_of_timing, timing, shared)) for timing in plan.unmeasured
     ]
     trainings = train_nodes(plan.missing, plan.storage, shared)
     nodes = {node.key: node for node in (*trainings, *evaluation_nodes(plan), *measurements)}
@@ -70,10 +80,10 @@ def train_nodes(trainings: Iterable[Training], storage: Storage, shared: Shared)
         first = readers.setdefault(data_key(each), each)
         readers[data_key(each)] = min(first, each, key=lambda training: training.wave)
     for data, reader in readers.items():
-        yield Node(data, "data", data.removeprefix("data "), parents[reader.folder.path])
+        yield Node(data, "data", partial(data.removeprefix, "data "), parents[reader.folder.path])
     for each in trainings:
         path, cost = each.folder.path, each.task.cost(each.config)
-        yield Node(train_key(path), "train", name_of(each, shared), parents[path] | {data_key(each)}, cost)
+        yield Node(train_key(path), "train", partial(name_of, each, shared), parents[path] | {data_key(each)}, cost)
 
 
 def evaluation_nodes(plan: Plan) -> Iterator[Node]:
@@ -81,15 +91,17 @@ def evaluation_nodes(plan: Plan) -> Iterator[Node]:
     for key, prediction in plan.predictions.items():
         cost = prediction.task.view_cost(prediction.config, prediction.view)
         run = frozenset([train_key(prediction.folder.path)])
-        yield Node(f"predict {key}", "predict", name_of_view(prediction, plan.shared), run, cost)
+        yield Node(f"predict {key}", "predict", partial(name_of_view, prediction, plan.shared), run, cost)
     predicted = {f"predict {key}" for key in plan.predictions}
     for scoring in plan.unscored:
         reads = predict_keys(scoring, scoring.reads)
-        yield Node(score_key(scoring), "score", name_of_view(scoring, plan.shared), frozenset(reads))
+        yield Node(score_key(scoring), "score", partial(name_of_view, scoring, plan.shared), frozenset(reads))
     for row in plan.uncombined:
         scores = {score_key(member) for member in row.members if not member.done}
         reads = {key for member in row.members for key in predict_keys(member, row.reads(member))}
-        yield Node(f"combine {row.path}", "combine", name_of_combining(row), frozenset(scores | reads & predicted))
+        yield Node(
+            f"combine {row.path}", "combine", partial(name_of_combining, row), frozenset(scores | reads & predicted)
+        )
 
 
 def score_key(scoring: Scoring) -> str:
@@ -166,7 +178,7 @@ def as_text(graph: Mapping[str, Node]) -> Iterator[str]:
     for key, node in graph.items():
         cost = f", {clock(node.cost)}" if node.cost else ""
         after = ", ".join(str(number) for number in sorted(numbers[need] for need in node.needs))
-        yield f"{numbers[key]:>5} {node.kind:8} {node.label}{cost}{f'  <- {after}' if after else ''}"
+        yield f"{numbers[key]:>5} {node.kind:8} {node.label()}{cost}{f'  <- {after}' if after else ''}"
     chain = critical_path(graph)
     if chain:
         seconds = sum(node.cost for node in chain)
@@ -181,7 +193,7 @@ def as_dot(graph: Mapping[str, Node]) -> Iterator[str]:
     yield "digraph plan {"
     yield "  rankdir=LR;"
     for key, node in graph.items():
-        label = json.dumps(f"{node.kind}\n{node.label}", ensure_ascii=False)
+        label = json.dumps(f"{node.kind}\n{node.label()}", ensure_ascii=False)
         yield f"  {json.dumps(key)} [label={label}, shape={SHAPES.get(node.kind, 'note')}];"
         yield from (f"  {json.dumps(need)} -> {json.dumps(key)};" for need in sorted(node.needs))
     yield "}"

@@ -743,6 +743,11 @@ def name_of(item: Training | Scoring | Prediction | Timing, shared: Shared | Non
     return " ".join(word for word in (item.task.name, words, digits) if word)
 
 
+def name_of_timing(item: Timing, shared: Shared | None = None) -> str:
+    """Name a measurement likewise, its row's label first."""
+    return f"{item.row.label} ({name_of(item, shared)})"
+
+
 def name_of_view(item: Scoring | Prediction, shared: Shared | None = None) -> str:
     """Name a view of a run likewise."""
     words = _words_of(differences(item.view, item.task.view()), (shared or {}).get(f"{item.task.name} view", {}))

@@ -113,7 +113,7 @@ def test_no_training_begins_after_a_parent_without_weights(flow, why):
     assert work.next() is None and work.is_done, "neither the child nor what starts from that"
     assert told[-1] == other.folder.fingerprint
     (child, grandchild), lines = zip(*work.datasets.board.failures.items(), strict=True)
-    names = [training.label for training in work.order.nodes.values() if training.kind == "train"]
+    names = [training.label() for training in work.order.nodes.values() if training.kind == "train"]
     assert {child, grandchild} <= set(names) and child != grandchild
     assert re.fullmatch(rf"not begun: its parent, .+, {why}", lines[0])
     assert lines[1] == f"not begun: its parent, {child}, was not begun"
