@@ -131,56 +131,89 @@ def train(
     check_batch(task, data, worker.world)
     learner = task.learner(configs, data, worker)
     _start_from_parents(learner, task, configs, folders)
-    epochs, rule = configs[0].epochs, task.early_stop(configs[0])
     progress, histories = restore(learner, folders, keep, digest, worker)
-    clock, meter, used = CheckpointClock(checkpoint_every), Meter(worker.device, worker.world), progress.used
-    while progress.epoch < epochs:
+    rule, clock = task.early_stop(configs[0]), CheckpointClock(checkpoint_every)
+    stack = _Stack(folders, histories, keep, digest, worker, progress, rule, score, clock)
+    epochs, ended = configs[0].epochs, False
+    while progress.epoch < epochs and not ended:
+        stack.run_steps(learner, data, configs[0].seed)
+        ended = stack.end_epoch(learner, task.validate(learner, data), epochs)
+
+
+@dataclass
+class _Stack:
+    """The runs that are trained together: where they stand, and what rank 0 writes of them."""
+
+    folders: Sequence[RunFolder]
+    histories: Sequence[list[dict[str, Any]]]
+    """Each member's log; the same on every rank, as all must agree on when to stop."""
+    keep: Sequence[Sequence[int]]
+    digest: str
+    worker: Worker
+    progress: Progress
+    rule: tuple[str, int] | None
+    """Of early stopping."""
+    score: Score | None
+    clock: CheckpointClock
+
+    def __post_init__(self) -> None:
+        self.meter, self.used = Meter(self.worker.device, self.worker.world), self.progress.used
+
+    def run_steps(self, learner: Learner, data: Data, seed: int) -> None:
+        """Do the steps that are left of an epoch, and write the checkpoints that fall due."""
+        progress, worker = self.progress, self.worker
         start = time.perf_counter() - progress.seconds
         for batch in data.batches(progress.epoch, progress.step, worker.rank, worker.world):
-            seed_everything(configs[0].seed, progress.total, worker.rank)
+            seed_everything(seed, progress.total, worker.rank)
             progress.add(learner.step(batch))
-            if progress.step < data.steps and clock.due(progress.step, worker):
+            if progress.step < data.steps and self.clock.due(progress.step, worker):
                 progress.seconds = time.perf_counter() - start
-                progress.sums = {
-                    name: worker.mean(total) for name, total in progress.sums.items()
-                }  # rank 0 saves for all
-                with clock:
+                # Rank 0 saves for all.
+                progress.sums = {name: worker.mean(total) for name, total in progress.sums.items()}
+                with self.clock:
                     if worker.rank == 0:
-                        progress.used = add_usage(used, meter.read())
-                        worker.check_owner()
-                        save_checkpoints(learner.state_dict(), progress, folders, digest)
+                        self._begin_write()
+                        save_checkpoints(learner.state_dict(), progress, self.folders, self.digest)
                 worker.checkpoint_written()
         progress.seconds = time.perf_counter() - start
-        rows = summarise(progress, worker, task.validate(learner, data))
-        for history, row in zip(histories, rows, strict=True):
-            history.append(row)  # on every rank: all must agree on when to stop
-        ended = progress.epoch == epochs or all(over(rule, history) for history in histories)
+
+    def end_epoch(self, learner: Learner, validation: Sequence[Mapping[str, float]], epochs: int) -> bool:
+        """Log an epoch and write what is kept of it; return whether the training has ended."""
+        rows = summarise(self.progress, self.worker, validation)
+        for history, row in zip(self.histories, rows, strict=True):
+            history.append(row)
+        ended = self.progress.epoch == epochs or all(over(self.rule, history) for history in self.histories)
         # A run that may end early keeps weights of earlier epochs only as its two newest checkpoints know of them.
-        saved = ended or rule is not None or clock.due_after_epoch(worker)
-        if worker.rank == 0:
-            worker.check_owner()
-            progress.used = add_usage(used, meter.read())
-            states = learner.state_dict()
-            for folder, state, history, kept in zip(folders, states, histories, keep, strict=True):
-                _keep_weights(folder, state["weights"], history, kept, epochs, rule)
-                if score is not None:
-                    final = _best_weights(folder, history) if rule and ended else state["weights"]
-                    history[-1] |= score(final, progress.epoch)
-                folder.write_history(history, ended, saved)
-            if ended:
-                ends = [
-                    row.get("diverged") or broken(state["weights"]) for row, state in zip(rows, states, strict=True)
-                ]
-                finish(folders, histories, keep, digest, epochs, ends, progress.used)
-            elif saved:
-                with clock:
-                    save_checkpoints(states, progress, folders, digest)
-                _remove_beaten(folders, histories)
+        saved = ended or self.rule is not None or self.clock.due_after_epoch(self.worker)
+        if self.worker.rank == 0:
+            self._begin_write()
+            self._write_epoch(learner.state_dict(), epochs, ended, saved)
         if saved:
-            worker.checkpoint_written()
-        worker.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
+            self.worker.checkpoint_written()
+        self.worker.report({name: value for name, value in rows[0].items() if isinstance(value, (int, float))})
+        return ended
+
+    def _begin_write(self) -> None:
+        """Check that the runs are still this attempt's, and note what they took until here."""
+        self.worker.check_owner()
+        self.progress.used = add_usage(self.used, self.meter.read())
+
+    def _write_epoch(self, states: Sequence[Mapping[str, Any]], epochs: int, ended: bool, saved: bool) -> None:
+        """Write weights, logs, and the results or a checkpoint."""
+        for folder, state, history, kept in zip(self.folders, states, self.histories, self.keep, strict=True):
+            _keep_weights(folder, state["weights"], history, kept, epochs, self.rule)
+            if self.score is not None:
+                final = _best_weights(folder, history) if self.rule and ended else state["weights"]
+                history[-1] |= self.score(final, self.progress.epoch)
+            folder.write_history(history, ended, saved)
         if ended:
-            break
+            pairs = zip(self.histories, states, strict=True)
+            ends = [history[-1].get("diverged") or broken(state["weights"]) for history, state in pairs]
+            finish(self.folders, self.histories, self.keep, self.digest, epochs, ends, self.progress.used)
+        elif saved:
+            with self.clock:
+                save_checkpoints(states, self.progress, self.folders, self.digest)
+            _remove_beaten(self.folders, self.histories)
 
 
 def check_batch(task: Task, data: Data, workers: int) -> None:

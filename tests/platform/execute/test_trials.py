@@ -64,6 +64,8 @@ def test_a_trial_tells_its_first_epoch_and_then_no_more_than_one_a_second(monkey
 
 def test_a_table_is_filled_and_the_second_call_trains_nothing(cluster, tmp_path, capfd):
     where = str(tmp_path / "ray")
+    Path(where).mkdir()
+    Path(where, ".ray").write_text("no folder")  # whatever Tune wrote on the storage would fail
     filled = retable.reproduce("line/table1", storage=where)["line/table1"]
     assert retable.plan("line/table1", storage=where).nothing_to_do
     assert [len(row.replicates) for row in filled.rows] == [2, 2, 2, 2, 2, 0] and filled.claims[0].status == "holds"
@@ -274,12 +276,6 @@ class Trap:
 
     def __reduce__(self):
         return os.mkdir, (self.path,)
-
-
-def test_tune_keeps_nothing_on_the_storage(cluster, tmp_path):
-    (tmp_path / ".ray").write_text("no folder")  # whatever Tune wrote there would fail
-    run = retable.train("line", storage=str(tmp_path))
-    assert run.metrics["step"] == 24
 
 
 @pytest.mark.slow
