@@ -56,7 +56,7 @@ class Progress:
 SECONDS = 30.0
 """Between checkpoints within an epoch: about what an interruption may cost."""
 PAUSE = 1.0
-"""Seconds between the checkpoints of epochs that are shorter."""
+"""Seconds between the checkpoints of epochs that are shorter, and between their lines of the log."""
 SHARE = 20
 """Checkpoints take at most one part in so many of the time."""
 AGREE = 16
@@ -158,6 +158,7 @@ class _Stack:
 
     def __post_init__(self) -> None:
         self.meter, self.used = Meter(self.worker.device, self.worker.world), self.progress.used
+        self.logged, self.behind = time.monotonic(), False
 
     def run_steps(self, learner: Learner, data: Data, seed: int) -> None:
         """Do the steps that are left of an epoch, and write the checkpoints that fall due."""
@@ -173,6 +174,8 @@ class _Stack:
                 with self.clock:
                     if worker.rank == 0:
                         self._begin_write()
+                        if self.behind:
+                            self._write_logs()
                         save_checkpoints(learner.state_dict(), progress, self.folders, self.digest)
                 worker.checkpoint_written()
         progress.seconds = time.perf_counter() - start
@@ -205,7 +208,9 @@ class _Stack:
             if self.score is not None:
                 final = _best_weights(folder, history) if self.rule and ended else state["weights"]
                 history[-1] |= self.score(final, self.progress.epoch)
-            folder.write_history(history, ended, saved)
+        self.behind = True
+        if saved or time.monotonic() - self.logged >= PAUSE:  # of epochs of milliseconds, not each time: it is whole
+            self._write_logs(ended, saved)
         if ended:
             pairs = zip(self.histories, states, strict=True)
             ends = [history[-1].get("diverged") or broken(state["weights"]) for history, state in pairs]
@@ -214,6 +219,11 @@ class _Stack:
             with self.clock:
                 save_checkpoints(states, self.progress, self.folders, self.digest)
             _remove_beaten(self.folders, self.histories)
+
+    def _write_logs(self, ended: bool = False, saved: bool = False) -> None:
+        for folder, history in zip(self.folders, self.histories, strict=True):
+            folder.write_history(history, ended, saved)
+        self.logged, self.behind = time.monotonic(), False
 
 
 def check_batch(task: Task, data: Data, workers: int) -> None:

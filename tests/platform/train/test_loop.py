@@ -472,7 +472,7 @@ def test_epochs_of_milliseconds_are_not_each_saved_but_the_one_on_notice_is(stor
     with pytest.raises(Stop):
         fit(storage, task=stopping(LINE, 10), keep=(2,), checkpoint_written=lambda: written.append("epoch"))
     folder = RunFolder.of(storage, LINE, SMALL)
-    assert folder.checkpoints() == [] and written == [] and len(folder.history()) == 2
+    assert folder.checkpoints() == [] and written == [] and folder.history() == []
     assert not folder.folder.exists("tensorboard")
     requests = iter([False, False, False, True])  # within the first epoch, and at its end
     with pytest.raises(Stop):
@@ -484,6 +484,16 @@ def test_epochs_of_milliseconds_are_not_each_saved_but_the_one_on_notice_is(stor
             checkpoint_written=lambda: written.append(folder.checkpoints()),
         )
     assert written == [[4]]
+    assert outcome(fit(storage, keep=(2,))) == whole
+
+
+def test_a_checkpoint_within_an_epoch_brings_the_log_up_to_it(storage, whole, monkeypatch):
+    monkeypatch.undo()
+    requests = iter([False] * 4 + [True])  # within the first epoch, at its end, and at the second one's first step
+    with pytest.raises(Stop):
+        fit(storage, task=stopping(LINE, 6), keep=(2,), checkpoint_requested=lambda: next(requests, False))
+    folder = RunFolder.of(storage, LINE, SMALL)
+    assert folder.checkpoints() == [5] and [row["epoch"] for row in folder.history()] == [1]
     assert outcome(fit(storage, keep=(2,))) == whole
 
 
