@@ -116,7 +116,7 @@ class Told:
 
 @pytest.mark.slow
 def test_a_killed_stack_goes_on_and_every_member_ends_as_if_it_were_alone(cluster, storage, tmp_path, capfd):
-    members = configs(*({"seed": seed, "epochs": 4, "pause": 0.02} for seed in range(3)))
+    members = configs(*({"seed": seed, "epochs": 4, "pause": 0.1} for seed in range(3)))
     folders = [RunFolder.of(storage, LINES, config) for config in members]
     told, failures = [], []
     thread = threading.Thread(target=lambda: failures.append(launched(storage, members, told)))
