@@ -243,7 +243,8 @@ def follow(address: str, job: str) -> bool:
                 asyncio.run(tail())
             info = client.get_job_info(job)
     except KeyboardInterrupt:
-        errors.print(f"\nthe job goes on; follow it: retable submit --follow-job {job}; stop it: --stop {job}")
+        command = f"retable submit --address {address}"
+        errors.print(f"\nthe job goes on; follow it: {command} --follow-job {job}; stop it: {command} --stop {job}")
         raise
     console.print(f"job {job}: {str(info.status.value).lower()}", markup=False)
     if not info.status.is_terminal():

@@ -175,7 +175,7 @@ def kept_tables(storage: Storage) -> list[FilledTable]:
             request = read_request(storage, f"tables/{file}")
             kept = json.loads(storage.read(f"report/{request_slug(request)}.json"))
             tables.append(FilledTable.of_json(kept["table"]))
-        except (UserError, FileNotFoundError, ValueError, KeyError, TypeError):  # of another version, or half a file
+        except (UserError, FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # old, or half a file
             continue
     return tables
 

@@ -115,8 +115,11 @@ def test_only_models_that_answer_any_file_say_which_files_they_take(storage, tas
 def test_a_run_says_which_cell_it_fills(storage):
     fill(storage, {"a": ("11", (None, 0.5), ()), "vote": ("22", (0.9, 0.9), ("11", "33"))}, scale="smoke")
     fill(storage, {"b": ("11", (0.7, 0.5), ())}, "weather/table2")
-    storage.write("report/weather-table3-small.json", b"{half")
-    storage.write_json("tables/weather-table3-small.json", {"table": "weather/table3", "scale": "small", "set": {}})
+    old = {"columns": [], "claims": [], "rows": [], "data": [], "axes": []}
+    for number, text in enumerate(("{half", json.dumps({"table": old})), 3):
+        storage.write(f"report/weather-table{number}-small.json", text)
+        request = {"table": f"weather/table{number}", "scale": "small", "set": {}}
+        storage.write_json(f"tables/weather-table{number}-small.json", request)
     tables = kept_tables(storage)
     assert choice.cell_of("11", "smoke", tables) == "weather/table1/a/2019"
     assert choice.cell_of("11", "small", tables) == "weather/table2/b/Total"

@@ -282,11 +282,15 @@ def node():
 
     session.make_token()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with pytest.MonkeyPatch.context() as patch, socket.socket() as free:
+    with pytest.MonkeyPatch.context() as patch, socket.socket() as free, socket.socket() as other:
         free.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
         patch.setenv("PATH", path)  # the job's `python`
-        head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": free.getsockname()[1]}
+        # A Ray that runs here already has the agent's usual port, and a node without an agent takes no job.
+        ports = {"dashboard_port": free.getsockname()[1], "dashboard_agent_listen_port": other.getsockname()[1]}
+        head = {"num_cpus": 2, "include_dashboard": True, **ports}
         free.close()
+        other.close()
         made = Cluster(initialize_head=True, head_node_args=head)
         yield f"http://{made.webui_url}"
         made.shutdown()

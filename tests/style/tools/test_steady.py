@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from retable.platform.errors import UserError
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.transformer import TransformerNetwork
 from retable.tasks.style.tools.video import steady
@@ -303,3 +304,15 @@ def test_the_sample_video_flickers_less(shared):
         found[name] = flicker(frames, list(made.permute(0, 2, 3, 1).numpy()))
     assert found["flow"]["warp_error"] < 0.5 * found["off"]["warp_error"]
     assert found["flow"]["static_change"] < 0.67 * found["off"]["static_change"]
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_frames_that_do_not_fit_into_memory_are_one_line(network, monkeypatch, reference):
+    def short(*given, **options):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9000000000 bytes")
+
+    monkeypatch.setattr(TransformerNetwork, "statistics", short)
+    monkeypatch.setattr(transformer, "stylise", short)
+    pictures = stack([scene(seed) for seed in range(3)])
+    with pytest.raises(UserError, match="3 frames do not fit into memory; use --batch 1"):
+        Stylist(network)(Piece(pictures, 1, pictures if reference else None))

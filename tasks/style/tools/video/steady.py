@@ -152,11 +152,12 @@ class Stylist:
         """Stylise a piece; its pictures come back as uint8, rounded to the nearest level."""
         device = best_device(apple=True)
         self.network.to(device)
-        if piece.reference is not None and piece.shot != self.shot:
-            self.shot, self.statistics = piece.shot, self._measure(piece.reference, device)
-        image = stretched(piece.pictures, *self._size(piece.pictures)).to(device).float() / 255
-        statistics = None if piece.reference is None else self.statistics
-        with shortage_told(f"{len(image)} frames do not fit into memory; use --batch 1, or a smaller --size"):
+        count = len(piece.pictures)
+        with shortage_told(f"{count} frames do not fit into memory; use --batch 1, or a smaller --size"):
+            if piece.reference is not None and piece.shot != self.shot:
+                self.shot, self.statistics = piece.shot, self._measure(piece.reference, device)
+            image = stretched(piece.pictures, *self._size(piece.pictures)).to(device).float() / 255
+            statistics = None if piece.reference is None else self.statistics
             made = transformer.stylise(self.network, image, self.precision, statistics=statistics)
         pictures = (made.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
         return self.finish(stretched(pictures, *piece.pictures.shape[2:]), piece)
