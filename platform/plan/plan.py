@@ -249,18 +249,20 @@ class Plan:
         Runs of the rows that a claim reads alternate, replicate by replicate; parents come before their children.
         """
         turns: dict[str, int] = {}
-        for ours in (False, True):
-            for name, (task, table) in self.tables.items():
-                reads = rows_of_claims(table, task.config(), task.view())
-                members = {row.label: row.of for row in table.rows if isinstance(row, Combined)}
-                for claim, labels in zip(table.claims, reads, strict=True):
-                    if claim.ours is ours:
-                        own = dict.fromkeys(each for label in labels for each in members.get(label, (label,)))
-                        rows = [self.replicates[name].get(label, []) for label in own]
-                        for replicate in filter(None, itertools.chain(*itertools.zip_longest(*rows))):
-                            for config in _lineage(replicate.config):
-                                turns.setdefault(RunFolder.of(self.storage, task, config).path, len(turns))
+        claimed = [each for name in self.tables for each in self._claimed(name)]
+        for _, task, rows in sorted(claimed, key=lambda each: each[0]):
+            for replicate in filter(None, itertools.chain(*itertools.zip_longest(*rows))):
+                for config in _lineage(replicate.config):
+                    turns.setdefault(RunFolder.of(self.storage, task, config).path, len(turns))
         return turns
+
+    def _claimed(self, name: str) -> Iterator[tuple[bool, Task, list[list[Replicate]]]]:
+        """Yield of each claim of a table whether it is ours, the task, and the replicates of each row that it reads."""
+        task, table = self.tables[name]
+        members = {row.label: row.of for row in table.rows if isinstance(row, Combined)}
+        for claim, labels in zip(table.claims, rows_of_claims(table, task.config(), task.view()), strict=True):
+            own = dict.fromkeys(each for label in labels for each in members.get(label, (label,)))
+            yield claim.ours, task, [self.replicates[name].get(label, []) for label in own]
 
     @property
     def unscored(self) -> list[Scoring]:

@@ -432,16 +432,18 @@ def apply_overrides(
     several = {axis: tuple(dict.fromkeys(value)) for axis in table.over if isinstance(value := changes.get(axis), list)}
     changes = {path: value for path, value in changes.items() if path not in several}
     axes = {axis: changes[axis] for axis in table.over if axis in changes}
-    applied = {path for path in changes if any(_within(path, field) or _within(field, path) for field in named)}
-    rows: list[AnyRow] = []
-    for row in table.rows:
-        if not isinstance(row, Combined) and row.overrides is not None:
-            own = {path: axes.get(path, value) if path not in named else value for path, value in row.overrides.items()}
-            open_axes = axes.keys() - row_fields(dataclasses.replace(table, rows=[row]))
-            contradicting = {path: changes[path] for path in changes if path in applied - open_axes}
-            absent = row.absent or _contradiction(row, default, default_view, contradicting)
-            row = dataclasses.replace(row, overrides=own, absent=absent)
-        rows.append(row)
+    telling = {path for path in changes if any(_within(path, field) or _within(field, path) for field in named)}
+
+    def changed(row: AnyRow) -> AnyRow:
+        if isinstance(row, Combined) or row.overrides is None:
+            return row
+        own = {path: axes.get(path, value) if path not in named else value for path, value in row.overrides.items()}
+        open_axes = axes.keys() - row_fields(dataclasses.replace(table, rows=[row]))
+        contradicting = {path: value for path, value in changes.items() if path in telling - open_axes}
+        absent = row.absent or _contradiction(row, default, default_view, contradicting)
+        return dataclasses.replace(row, overrides=own, absent=absent)
+
+    rows = [changed(row) for row in table.rows]
     rows = [drop_missing_members(row, rows) if isinstance(row, Combined) else row for row in rows]
     over = {axis: (axes[axis],) if axis in axes else several.get(axis, values) for axis, values in table.over.items()}
     left_out = {axis: [value for value in values if value not in over[axis]] for axis, values in table.over.items()}
