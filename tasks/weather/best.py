@@ -1,10 +1,14 @@
-"""Which forecaster is served: the one with the best IoU on the validation split; the test split is never looked at."""
+"""Which forecaster is served: the one with the best IoU on the validation split; the test split is never looked at.
+
+Runs that were trained on the validation split have no such number, and are passed over: one is served by its name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from retable.platform.api import TrainedRun
+from retable.platform.errors import UserError
 from retable.platform.models.select import Choice, choose
 
 NAME = "weather"
@@ -24,4 +28,7 @@ def best(runs: Sequence[TrainedRun], threshold: float = 0.5) -> dict[str, Choice
     def score(run: TrainedRun) -> float:
         return run.score({"split": "validation", "threshold": threshold})["iou"]
 
-    return {NAME: choose(NAME, runs, score, f"validation IoU at {threshold:g}")}
+    scored = [run for run in runs if run.config.train_on == "training"]
+    if runs and not scored:
+        raise UserError(f"no run for {NAME}: all {len(runs)} were trained on the validation set; name one of them")
+    return {NAME: choose(NAME, scored, score, f"validation IoU at {threshold:g}")}

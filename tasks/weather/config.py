@@ -225,6 +225,8 @@ class Config:
         if set(self.left_out) == set(self.regions):
             raise ValueError("left_out names all regions; leave one to train on")
         check(self, "steps", "patience", "gradient_clamp", "rain_threshold", "holdout", least=0)
+        if self.patience and self.train_on != "training":
+            raise ValueError(f"patience waits for validation scores, but train_on={self.train_on}; set patience=0")
         self._check_model()
 
     @property

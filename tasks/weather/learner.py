@@ -38,6 +38,10 @@ class ForecastLearner:
     def __init__(self, configs: Sequence[Config], data: Any, worker: Worker) -> None:
         (self.config,), self.worker = configs, worker
         config = self.config
+        if config.patience and not data.validated:
+            raise UserError(
+                f"patience: {config.data} has no validation sequences of what is trained on; set patience=0"
+            )
         torch.manual_seed(config.seed)
         self.model = build(config, data.size, data.regions)
         self.trains = any(parameter.requires_grad for parameter in self.model.parameters())

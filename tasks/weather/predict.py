@@ -58,11 +58,19 @@ def shards(config: Config, view: View, source: Source) -> Sequence[str]:
 
 
 def check(config: Config, view: View) -> None:
-    """Refuse a view that moves what does not move.
+    """Refuse a view that moves what does not move, or that judges or tunes by what was trained on.
 
     Raises:
-        UserError: where the model is no retrieval, or sees one image.
+        UserError: where the model is no retrieval, or sees one image, or the validation set was trained on.
     """
+    if config.train_on != "training":
+        uses = {
+            "split validation": view.split == "validation",
+            f"threshold {view.threshold}": isinstance(view.threshold, str),
+            "calibration isotonic": view.calibration == "isotonic",
+        }
+        for name in (name for name, used in uses.items() if used):
+            raise UserError(f"view.{name}: the run was trained on the validation set (train_on={config.train_on})")
     if view.motion == "none":
         return
     if not isinstance(config.model, Retrieval):

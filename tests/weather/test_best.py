@@ -21,8 +21,8 @@ GENERATED, REAL = {"source": "generated"}, {"source": "w4c22"}
 def finished(storage):
     """Write a finished run with scores on validation and test, as they are kept; return the run."""
 
-    def make(seed, validation, test, scale="small", data=GENERATED, digest="d", **result):
-        chosen = config(seed=seed)
+    def make(seed, validation, test, scale="small", data=GENERATED, digest="d", train_on="training", **result):
+        chosen = config(seed=seed, train_on=train_on)
         folder = RunFolder.of(storage, TASK, chosen)
         folder.begin(chosen, TASK.version, {"scale": scale, "changed": [], "data": data})
         folder.folder.write_json("result.json", {"data": digest, "metrics": {}, "weights": {"2": "w"}, **result})
@@ -111,3 +111,24 @@ def test_what_does_not_count_is_not_there(finished, storage):
 def test_none_is_one_line(storage):
     with pytest.raises(UserError, match="no run for weather: there is none; train one, or serve the zoo"):
         chosen(storage)
+
+
+def test_a_run_that_was_trained_on_the_validation_set_is_passed_over(finished, storage):
+    everything = finished(1, validation=0.9, test=0.1, train_on="training_and_validation")
+    with pytest.raises(UserError, match="all 1 were trained on the validation set"):
+        best([everything])
+    good = finished(2, validation=0.3, test=0.2)
+    assert chosen(storage).run.fingerprint == good.fingerprint
+
+
+@pytest.mark.parametrize(
+    "view",
+    [{"split": "validation"}, {"threshold": "tuned"}, {"threshold": "tuned_per_region"}, {"calibration": "isotonic"}],
+)
+def test_no_view_judges_or_tunes_by_a_validation_set_that_was_trained_on(view):
+    joined = config(train_on="training_and_validation")
+    with pytest.raises(UserError, match=f"view.{next(iter(view))}.*was trained on the validation set"):
+        TASK.check(joined, override(View(), view))
+    TASK.check(joined, override(View(), {"split": "heldout", "calibration": "difference_mask"}))
+    with pytest.raises(UserError, match="patience waits for validation scores"):
+        config(train_on="training_and_validation", patience=1)

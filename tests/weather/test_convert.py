@@ -1,5 +1,7 @@
+import contextlib
 import importlib
 import json
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -177,6 +179,22 @@ def test_what_cannot_be_converted_is_refused(source, tmp_path):
         transfer(target, Storage.open(tmp_path / "c"), "c")
     with pytest.raises(UserError, match="another name"):
         convert(Storage.open(tmp_path), "mine", "mine")
+
+
+@pytest.mark.parametrize("target", ["other", "unfinished", "converted"])
+def test_a_data_set_that_is_there_is_not_replaced(source, tmp_path, monkeypatch, target):
+    storage = Storage.open(tmp_path)
+    monkeypatch.setattr(module, "ray_cluster", contextlib.nullcontext)
+    Layout(regions=("roxi_0004",), years=(2020,)).write(tmp_path / "data/weather/other")
+    index_folder(storage / "data/weather/other", "other", "own")
+    Layout(regions=("roxi_0004",), years=(2020,)).write(tmp_path / "data/weather/unfinished")
+    transfer(storage / "data/weather/other", storage / "data/weather/converted", "converted")
+    place = storage / f"data/weather/{target}"
+    before = {path: path.read_bytes() for path in Path(place.root).rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="holds other data; choose another --target"):
+        convert(storage, "mine", target)
+    assert {path: path.read_bytes() for path in Path(place.root).rglob("*") if path.is_file()} == before
+    assert convert(storage, "mine")["digest"] == convert(storage, "mine")["digest"]
 
 
 @pytest.mark.slow

@@ -200,3 +200,11 @@ def test_two_workers_with_batch_norm_learn_nearly_what_one_does(tmp_path):
     losses = [[row["loss"] for row in rows] for rows in (alone.history(), shared)]
     # each worker normalises its own half of the batch: close, and not equal
     assert losses[0] == pytest.approx(losses[1], rel=0.1) and losses[0] != losses[1]
+
+
+def test_patience_without_validation_sequences_is_refused(storage):
+    """Their score would be 0 for ever, and the first epoch the best."""
+    made, data = learner(storage, config(patience=2, left_out=["roxi_0004"]))
+    data._validation = {shard: () for shard in data._validation}
+    with pytest.raises(UserError, match=r"patience: .* has no validation sequences.*set patience=0"):
+        ForecastLearner([made.config], data, Worker())

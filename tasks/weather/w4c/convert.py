@@ -70,8 +70,12 @@ def convert(storage: Storage, name: str, target: str | None = None) -> dict[str,
     target = target or f"{name}-parquet"
     if target == name:
         raise UserError(f"{name}: the converted data set needs another name; choose --target {name}-parquet")
+    place = storage / f"data/weather/{target}"
+    made = place.read_json("dataset.json").get("converted_from", {}) if place.exists("dataset.json") else {"name": name}
+    if made.get("name") != name or any(each.isdecimal() for each in place.list()):
+        raise UserError(f"{place} holds other data; choose another --target")
     with ray_cluster():
-        return transfer(storage / f"data/weather/{name}", storage / f"data/weather/{target}", target)
+        return transfer(storage / f"data/weather/{name}", place, target)
 
 
 def transfer(source: Storage, target: Storage, name: str) -> dict[str, Any]:

@@ -54,6 +54,16 @@ def test_a_submission_holds_the_forecasts_of_the_organisers_inputs(trained, tmp_
     assert "2019/boxi_0034" in said and "MB" in said  # the server would refuse two of seven regions
 
 
+@pytest.mark.parametrize("regions", ["roxi_0004", "boxi_0015", ""])
+def test_a_region_that_was_left_out_of_training_is_scored(trained, capsys, regions):
+    storage, _ = trained
+    folder = run(storage, config(epochs=1, left_out=["roxi_0004"]))
+    capsys.readouterr()
+    cli.score(folder.fingerprint, storage.root, "test", 0, 0.5, regions, "2019")
+    said = dict(line.split() for line in capsys.readouterr().out.splitlines()[1:])
+    assert 0 <= float(said["iou/2019"]) <= 1 and "iou/2020" not in said
+
+
 def test_regions_and_years_that_a_run_was_not_trained_on(trained, tmp_path, capsys, monkeypatch):
     storage, _ = trained
     alone = run(storage, config(epochs=1, regions=["boxi_0015"], years=[2019]))

@@ -28,10 +28,22 @@ HEIGHT, WIDTH = 2 * SIDE + 10, 4 * SIDE + 7  # 2 x 4 squares, 5 rows above them 
 SHORT = {"train": "training", "val": "validation", "test": "test", "heldout": "heldout"}
 
 
-def odim(path, raw, time=START, quantity="RATE", gain=1.0, offset=0.0, nodata=NODATA, undetect=UNDETECT, scale=2000.0):
+def odim(
+    path,
+    raw,
+    time=START,
+    quantity="RATE",
+    gain=1.0,
+    offset=0.0,
+    nodata=NODATA,
+    undetect=UNDETECT,
+    scale=2000.0,
+    kind="COMP",
+):
     with h5py.File(path, "w") as file:
         file.attrs["Conventions"] = np.bytes_("ODIM_H5/V2_0")
         what = file.create_group("what").attrs
+        what["object"] = np.bytes_(kind)
         what["date"], what["time"] = np.bytes_(f"{time:%Y%m%d}"), np.bytes_(f"{time:%H%M%S}")
         where = {"projdef": np.bytes_(OPERA), "UL_lon": -39.5357864125034, "UL_lat": 67.02283275830867}
         file.create_group("where").attrs.update({**where, "xscale": scale, "yscale": scale})
@@ -433,6 +445,8 @@ def broken(source, number=1):
         (lambda source: odim(source / "z.h5", np.ones((9, 9)), scale=-2000.0), ("z.h5", "pixels of -2000 m")),
         (lambda source: odim(source / "z.h5", np.ones((9, 9)), scale=1.0), ("z.h5", "pixels of 1 m")),
         (elsewhere, ("z.h5", "not a readable composite")),
+        (lambda source: odim(source / "z.h5", np.ones((360, 480)), kind="PVOL"), ("z.h5", "no map but PVOL")),
+        (lambda source: odim(source / "z.h5", np.ones((360, 480)), kind="SCAN"), ("z.h5", "no map but SCAN")),
         (lambda source: odim(source / "z.h5", np.ones((9, 9)), datetime(9999, 12, 31, 23, 59)), ("z.h5", "9999")),
         (lambda source: zoned(source / "z.nc"), ("z.nc", "NWC-SAF", "most are")),
         (broken, ("composite_01.hdf", "not a readable composite")),

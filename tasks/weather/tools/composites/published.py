@@ -267,8 +267,15 @@ def _check_minutes(path: Path, minutes: float) -> None:
         raise UserError(f"{path}: an accumulation of {minutes:g} minutes; {needs}")
 
 
+ODIM_MAPS = ("COMP", "IMAGE", "CVOL")
+"""Objects on a Cartesian grid (ODIM_H5, table 2); the others, PVOL and SCAN among them, are azimuths by ranges."""
+
+
 def _odim_field(path: Path, file: h5py.File) -> Field:
     """Find an ODIM file's best map of rain; attributes that lack have ODIM's defaults."""
+    kind = _text(file["what"].attrs.get("object", "COMP")) if "what" in file else "COMP"
+    if kind not in ODIM_MAPS:
+        raise UserError(f"{path}: holds no map but {kind} (what/object), in a radar's own coordinates; make maps of it")
     maps: dict[str, tuple[str, str]] = {}
     seen = []
     for dataset in sorted(name for name in file if name.startswith("dataset")):

@@ -94,7 +94,8 @@ def opened(
         source = other_source(trained.source, data)
         there = {name: tuple(source.info[name]) for name in there}
     check_simulation(source)
-    chosen = {"regions": tuple(regions) or there["regions"], "years": tuple(years) or there["years"]}
+    # What was left out of training may well be scored.
+    chosen = {"regions": tuple(regions) or there["regions"], "years": tuple(years) or there["years"], "left_out": ()}
     return Opened(trained, override(trained.config, {"data": data or trained.config.data, **chosen}), view, source)
 
 
