@@ -82,7 +82,8 @@ def make(
         bool, typer.Option("--all-folds", help="Train on the validation's fold too, with --scenes.")
     ] = False,
     features: Annotated[
-        Literal["waveform", "mel"], typer.Option(help="Features to store; mel saves the transform in training.")
+        Literal["waveform", "mel"],
+        typer.Option(help="Features to store of scenes; mel, as of generated sounds, saves the transform."),
     ] = "waveform",
     seed: Annotated[int, typer.Option(help="Seed of the scenes.", min=0)] = 0,
     workers: Workers = 1,
@@ -95,6 +96,11 @@ def make(
 
     if scenes and (not name or name.startswith(GENERATED)):
         raise UserError(f"--name: name the data set of the scenes, not {GENERATED}...")
+    if name.startswith(GENERATED) and name != f"{GENERATED}{size}":
+        raise UserError(f"--name {name}: tables read other data under such a name; choose another one")
+    changed = {"alone": alone, "all-folds": all_folds, "features": features != "waveform", "seed": seed}
+    for option in (option for option, given in {**changed, "workers": workers != 1}.items() if given and not scenes):
+        raise UserError(f"--{option}: only scenes (--scenes) have it; leave it out")
     chosen = name or f"{GENERATED}{size}"
     place = folder(Storage.open(storage), chosen)
     if scenes:

@@ -69,6 +69,8 @@ def make(
     if seed and name is None:
         raise UserError(f"--seed {seed}: give the set a --name; generated-{size} has seed 0")
     chosen = name or f"generated-{size}"
+    if chosen.startswith("generated-") and (seed or chosen != f"generated-{size}"):
+        raise UserError(f"--name {chosen}: tables read other data under such a name; choose another one")
     target = data_folder(Storage.open(storage), "weather", chosen)
     console.print(f"{target}: {describe(make_generated(target, chosen, str(size), seed))}")
 

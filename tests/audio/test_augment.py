@@ -235,6 +235,16 @@ def test_a_call_without_any_answer_leaves_older_forms_alone(folder, server):
     assert read_recordings(folder) == before
 
 
+def test_answers_that_are_no_completions_end_the_command_and_are_not_kept(folder, server, monkeypatch):
+    monkeypatch.setattr(augment, "HOPELESS", 3)
+    server.plan = {"barks": ["<html>captive portal</html>"] * 50}
+    with pytest.raises(UserError, match="captions failed in a row, the last by: the answers are no chat completions"):
+        augment_dataset(folder, endpoint())
+    assert len(server.queries) <= 5 * 3  # of three at a time
+    server.plan = {}
+    assert augment_dataset(folder, endpoint()).rewritten == 6
+
+
 def test_a_refusal_to_the_end_is_kept_with_what_it_said(folder, server):
     server.plan = {"barks 3": [completion("I'm sorry, no.")] * 3}
     report = augment_dataset(folder, endpoint())

@@ -86,6 +86,21 @@ def test_scenes_of_real_recordings(storage, tmp_path, capsys):
         data_cli.make(scenes=source, name="other", **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seed": 7}, "--seed: only scenes"),
+        ({"workers": 3}, "--workers: only scenes"),
+        ({"all_folds": True}, "--all-folds: only scenes"),
+        ({"name": "generated-small"}, "--name generated-small: tables read other data under such a name"),
+    ],
+)
+def test_what_would_be_ignored_or_mislead_is_refused(storage, options, words):
+    with pytest.raises(UserError, match=words):
+        data_cli.make(storage=storage.root, **options)
+    assert not storage.exists("data")
+
+
 def test_own_sets_are_not_written_over(storage, tmp_path):
     place = Storage.open(storage.root) / "data/audio/taken"
     place.write_json("dataset.json", {"kind": "own"})

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+from collections import Counter
 
 import pytest
 
@@ -136,6 +138,40 @@ def test_own_recordings_are_dealt_out_by_source_and_always_alike(tmp_path):
     assert all(6 <= count <= 8 for count in counts)
     write_csv(table, ["file", "caption"], ["a.wav", "x"], ["b.wav", "y"])
     assert [entry.split for entry in layouts.own(table)] == ["training", "training"]
+
+
+@pytest.mark.parametrize("sites", range(8))
+def test_a_source_larger_than_its_share_is_trained_on(tmp_path, sites):
+    """Wherever its hash puts it in the order."""
+    table = tmp_path / "mine.csv"
+    rows = [[f"{n}.wav", f"caption {n}", f"site{sites}" if n < 90 else f"single{n}"] for n in range(100)]
+    write_csv(table, ["file", "caption", "source"], *rows)
+    assert Counter(entry.split for entry in layouts.own(table)) == {"training": 90, "test": 9, "validation": 1}
+    rows = [[f"{n}.wav", f"caption {n}", f"site{n % 3}"] for n in range(90)]
+    write_csv(table, ["file", "caption", "source"], *rows)
+    assert Counter(entry.split for entry in layouts.own(table)) == dict.fromkeys(("training", "test", "validation"), 30)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (["file", "caption", "caption"], "has two columns 'caption'"),
+        (["file", "caption", "caption.1"], "column 'caption.1' would not be read; call it caption_1"),
+        (["file", "caption", "caption 2"], "column 'caption 2' would not be read"),
+    ],
+)
+def test_no_captions_are_dropped_without_a_word(tmp_path, header, words):
+    table = tmp_path / "mine.csv"
+    write_csv(table, header, ["a.wav", "x", "y"])
+    with pytest.raises(UserError, match=re.escape(words)):
+        layouts.own(table)
+
+
+def test_a_file_in_two_splits_is_refused(tmp_path):
+    table = tmp_path / "mine.csv"
+    write_csv(table, ["file", "caption", "split"], ["a.wav", "x", "train"], ["a.wav", "y", "test"])
+    with pytest.raises(UserError, match=r"a.wav is in test and in training; leave it in one split"):
+        layouts.own(table)
 
 
 def test_tables_that_cannot_be_used_say_why(tmp_path):

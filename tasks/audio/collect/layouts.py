@@ -235,6 +235,10 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
     file_column = _file_column(columns)
     if file_column is None:
         raise UserError(f"{table}: needs columns file and caption (or caption_1, ...), has {', '.join(columns) or '-'}")
+    if other := next((c for c in columns if re.match(r"captions?[^a-z]", c) and not re.fullmatch(CAPTION, c)), ""):
+        raise UserError(
+            f"{table}: the captions of column {other!r} would not be read; call it caption_1, caption_2, ..."
+        )
     places = [folder] if folder else [table.parent, table.with_suffix(""), table.parent / "audio"]
     grouped: dict[str, list[dict[str, str]]] = {}
     for row in listed:
@@ -242,6 +246,8 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
     on_disk = _below(places)
     entries = []
     for file, here in grouped.items():
+        if len(splits := {_split(table, row.get("split", "")) for row in here}) > 1:
+            raise UserError(f"{table}: {file} is in {' and in '.join(sorted(splits))}; leave it in one split")
         path = next((place / file for place in places if isfile(place / file)), None)  # false of too long names as well
         fitting = [path] if path else _fitting(file, on_disk)
         entries.append(
@@ -250,7 +256,7 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
                 path=fitting[0] if len(fitting) == 1 else None,
                 title=normalised(str(PurePosixPath(file).with_suffix("")) if PurePosixPath(file).name else ""),
                 corpus="clotho",
-                split=_split(table, here[0].get("split", "")),
+                split=splits.pop(),
                 source=here[0].get("source", "").strip(),
                 captions=tuple(dict.fromkeys(text for row in here for text in _captions(row))),
                 keywords=here[0].get("keywords", "").strip(),
@@ -313,21 +319,30 @@ def _split(table: Path, name: str) -> str:
 
 
 def _deal(entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Yield entries with their splits: whole sources, in the order of their hashes, until a split has its share."""
+    """Yield entries with their splits: whole sources, in the order of their hashes, until a split has its share.
+
+    A source larger than what a split still wants is passed over, unless all are: then it takes the smallest one. The
+    largest source is trained on.
+    """
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.source.split("@")[0] or normalised(entry.file), []).append(entry)
     order = sorted(groups, key=lambda key: hashlib.sha256(key.encode()).digest())
-    wanted = {split: max(round(share * len(entries)), 1) for split, share in SHARES.items()}
-    if len(groups) < 3:
-        wanted = {}
-    for number, key in enumerate(order):
-        open_splits = [split for split, count in wanted.items() if count > 0]
-        split = open_splits[0] if open_splits and number < len(order) - 1 else "training"
-        if split in wanted:
-            wanted[split] -= len(groups[key])
+    sizes = {key: len(groups[key]) for key in order}
+    free = [key for key in order if key != max(reversed(order), key=sizes.__getitem__)] if len(order) > 2 else []
+    splits: dict[str, str] = {}
+    for others, (split, share) in zip((1, 0) if free else (), SHARES.items(), strict=False):
+        left, taken = max(round(share * len(entries)), 1), list[str]()
+        for key in free:
+            if sizes[key] <= left and len(free) - len(taken) > others:
+                taken.append(key)
+                left -= sizes[key]
+        taken = taken or [min(free, key=sizes.__getitem__)]
+        free = [key for key in free if key not in taken]
+        splits |= dict.fromkeys(taken, split)
+    for key in order:
         for entry in groups[key]:
-            yield replace(entry, split=split)
+            yield replace(entry, split=splits.get(key, "training"))
 
 
 class Names(Generic[Value]):
@@ -368,6 +383,8 @@ def rows(table: Path, columns: Sequence[str], lenient: bool = False) -> list[dic
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=False)
         names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
+        if twice := next((name for name in names if name and names.count(name) > 1), ""):
+            raise UserError(f"{table}: has two columns {twice!r}; give each its own name, captions caption_1, ...")
         reader.fieldnames = names
         found = []
         for row in reader:

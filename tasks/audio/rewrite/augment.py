@@ -236,7 +236,7 @@ class Answers:
                 with suppress(ValueError, RecursionError, UserError):  # a broken line is asked for again
                     row = json.loads(line)
                     answer = variations.variation(row, file)
-                    if answer.query and row.get("model") == model:
+                    if answer.query and row.get("model") == model and variations.content(answer.response):
                         self.known[answer.query] = answer
         if len(files) > 1:
             self._write("answers.jsonl", self.known.values())
@@ -365,6 +365,8 @@ def _answer(
         if not last and stop.wait(max(wish, min(pause, LONGEST_PAUSE) * random.uniform(0.75, 1.25))):
             return "interrupted"
         pause *= 2
+    if isinstance(answer, Variation) and not variations.content(answer.response):
+        return "the answers are no chat completions; check OPENAI_BASE_URL"  # not kept: asked again next time
     return answer
 
 

@@ -451,3 +451,16 @@ def test_what_a_filter_allows_is_found_in_lists_that_are_not_looked_into(folder,
             == [file]
             == [h.file for h in find(whole, query, 1, where)]
         )
+
+
+def test_a_folder_is_found_below_a_link(folder, tmp_path):
+    """An index knows its folder by its real name, and people by the link's."""
+    (tmp_path / "link").symlink_to(folder)
+    update(tmp_path / "link", tmp_path / "out", Toy())
+    index = open_index(tmp_path / "out")
+    query = query_vector(Toy(), "low", None)
+    found = [
+        {hit.file for hit in find(index, query, 9, Where(under=under))}
+        for under in ("deep", str(tmp_path / "link/deep"))
+    ]
+    assert found[0] == found[1] != set()

@@ -316,6 +316,9 @@ def test_make_refuses_what_it_cannot_make(tmp_path):
         cli.make(40, str(tmp_path), None, 0)
     with pytest.raises(UserError, match="--name"):
         cli.make(24, str(tmp_path), None, 3)
+    for name, seed in (("generated-36", 0), ("generated-24", 3)):
+        with pytest.raises(UserError, match=f"--name {name}: tables read other data under such a name"):
+            cli.make(24, str(tmp_path), name, seed)
 
 
 def test_make_never_touches_other_data(tmp_path):

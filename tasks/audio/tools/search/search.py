@@ -79,7 +79,8 @@ class Where:
     def _fits(self, folder: Path, path: str) -> bool:
         pattern = self.name.lower()
         pattern = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
-        below = not self.under or (folder / path).is_relative_to(folder / self.under)
+        places = (folder / self.under, (folder / self.under).resolve())  # an index knows its folder by its real name
+        below = not self.under or any(map((folder / path).is_relative_to, places))
         return below and fnmatchcase(PurePath(path).name.lower(), pattern)
 
 
