@@ -499,7 +499,7 @@ def export(
     licence: Licence = "",
     classes: Annotated[
         Path | None,
-        typer.Option(help="Labelled recordings such as ESC-10: their fold 5 judges the model, the score is kept."),
+        typer.Option(help="Labelled recordings such as ESC-10: the fold that scenes held out, else 5, judges."),
     ] = None,
     storage: Where = "results",
 ) -> None:
@@ -509,7 +509,7 @@ def export(
     """
     from retable.platform import api
     from retable.platform.models.export import export
-    from retable.tasks.audio.tools.search.classes import judge, line
+    from retable.tasks.audio.tools.search.classes import FOLD, judge, line
     from retable.tasks.audio.tools.search.opening import open_embedder
 
     if classes and epoch:
@@ -517,6 +517,8 @@ def export(
     score: dict[str, Any] = {}
     if classes:
         where = Storage.open(storage)
-        score = judge(open_embedder(run, where), classes, config=api.load(run, where, task="audio").config)
+        trained = api.load(run, where, task="audio")
+        fold = trained.source.info.get("test_fold", FOLD)
+        score = judge(open_embedder(run, where), classes, fold, trained.config)
         console.print(line(score), markup=False)
     export("audio", run, storage, file, epoch=epoch, licence=licence, score=score)

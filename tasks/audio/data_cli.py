@@ -143,7 +143,8 @@ def compose(
     composition = Composition(folder=source, validation_fold=folds[-1], **numbers)
     made = rewrite_items(items(composition))
     with progress_bar(f"composing {name}") as show:
-        return write_dataset(place, name, "generated", features, made, show, workers, named("keywords"))
+        held = numbers["test_fold"]
+        return write_dataset(place, name, "generated", features, made, show, workers, named("keywords"), test_fold=held)
 
 
 def tell(place: Storage, info: Mapping[str, Any]) -> None:

@@ -76,7 +76,7 @@ def test_scenes_of_real_recordings(storage, tmp_path, capsys):
     options = {"training": 2, "validation": 1, "test_fold": 3, "storage": str(storage)}
     data_cli.make(scenes=source, name="scenes", **options)
     info = (storage / "data/audio/scenes").read_json("dataset.json")
-    assert info["rows"] == {"training": 2, "validation": 1, "test": 3}
+    assert info["rows"] == {"training": 2, "validation": 1, "test": 3} and info["test_fold"] == 3
     assert "2 recordings to train on" in capsys.readouterr().out
     with pytest.raises(UserError, match="--name"):
         data_cli.make(scenes=source, **options)

@@ -138,10 +138,11 @@ def write_dataset(
     show: Callable[[int, int], None] = lambda done, total: None,
     workers: int = 1,
     rewrites: str = "",
+    **more: object,
 ) -> dict[str, Any]:
     """Write a data set whose leaks are known, and return what `dataset.json` holds; see `write_shards` and `finish`."""
     written = write_shards(folder, features, items, show, workers)
-    return finish(folder, name, kind, features, written, rewrites)
+    return finish(folder, name, kind, features, written, rewrites, **more)
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def write_shards(
 
 
 def finish(
-    folder: Storage, name: str, kind: Kind, features: Features, written: Written, rewrites: str = ""
+    folder: Storage, name: str, kind: Kind, features: Features, written: Written, rewrites: str = "", **more: object
 ) -> dict[str, Any]:
     """Write the table of recordings and `dataset.json`, and return what that holds.
 
@@ -224,6 +225,7 @@ def finish(
         features: what its shards keep.
         written: its recordings and shards.
         rewrites: who or what rewrote captions; none: they have no other forms.
+        **more: what else `dataset.json` says.
     """
     recordings, sound = written.recordings, _sha256([each.encode() for each in written.sounds.values()])
     write_recordings(folder, recordings)
@@ -246,6 +248,7 @@ def finish(
         "left_out": len(written.left_out),
         "rewrites": rewrites,
         "digest": digest(recordings, [sound]),
+        **more,
     }
     folder.write_json("dataset.json", info)
     return info

@@ -1,11 +1,14 @@
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import soundfile
 
+from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio import cli
+from retable.tasks.audio.config import SAMPLE_RATE, Config
 from retable.tasks.audio.tools.search.classes import class_map, judge, line, sentences
 
 
@@ -73,3 +76,18 @@ def test_who_hears_all_has_one_and_who_hears_nothing_has_chance(folder):
     assert line(score).startswith("class mAP 1.00 [") and line({"metric": "mAP@10", "value": 1}) == ""
     with pytest.raises(UserError, match="no recording of fold 7"):
         judge(Perfect(), folder, 7)
+
+
+@pytest.mark.parametrize(("info", "fold"), [({"test_fold": 1}, 1), ({}, 5)])
+def test_a_model_is_judged_on_the_fold_that_its_scenes_held_out(monkeypatch, tmp_path, info, fold):
+    """Of scenes with `--test-fold 1`, fold 5 was trained on."""
+    config = override(Config(), {})
+    trained = SimpleNamespace(config=config, source=SimpleNamespace(info=info))
+    monkeypatch.setattr("retable.platform.api.load", lambda *given, **options: trained)
+    monkeypatch.setattr("retable.tasks.audio.tools.search.opening.open_embedder", lambda *given: None)
+    monkeypatch.setattr("retable.platform.models.export.export", lambda *given, **options: None)
+    told = []
+    monkeypatch.setattr("retable.tasks.audio.tools.search.classes.judge", lambda *given: told.append(given))
+    monkeypatch.setattr("retable.tasks.audio.tools.search.classes.line", str)
+    cli.export("latest", tmp_path / "out.safetensors", classes=tmp_path, storage=str(tmp_path))
+    assert told == [(None, tmp_path, fold, config)]

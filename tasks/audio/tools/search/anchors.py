@@ -72,7 +72,8 @@ def fit_file(file: Path, folder: Path, data: Sequence[str], storage: Storage) ->
         raise UserError(f"{file}: LAION-CLAP takes no anchors; name a file of `retable audio export`")
     own = trained_words(data, storage) if data else GENERATOR
     model = found.embedder()
-    heard = hear(model, folder)
+    folds = {storage.read_json(f"data/audio/{name}/dataset.json").get("test_fold", FOLD) for name in data}
+    heard = hear(model, folder, folds or {FOLD})
     Storage.open(file.absolute().parent).write(file.name, with_anchors(before, fit(model, heard, own)))
     passed = Counter(row["category"] for row in listed(folder)[1] if row["category"] not in CLASSES)
     return Fitted({name: len(each) for name, each in heard.items()}, passed, len(own))

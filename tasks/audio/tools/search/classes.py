@@ -23,7 +23,7 @@ from retable.tasks.audio.tools.embed.embedder import Embedder, embed_file
 from retable.tasks.audio.world.captions import LEXICON, is_plural, third_person
 
 FOLD = 5
-"""Of ESC's folds the one that data sets of composed scenes hold out."""
+"""Of ESC's folds the one that data sets of composed scenes hold out, unless they are told otherwise."""
 WORDINGS = 5
 """Sentences of a class."""
 SAMPLES = 1000
