@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from retable.platform.api import TrainedRun
 from retable.platform.config import fingerprint
-from retable.platform.console import progress_bar
+from retable.platform.console import errors, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.platform.spec.task import Info, find
@@ -180,6 +180,27 @@ def is_real(info: Info) -> bool:
 def _rank(run: TrainedRun) -> Rank:
     scales, scale = list(run.task.scales()), export.scale_of(run)
     return is_real(info_of(run)), scales.index(scale) if scale in scales else -1
+
+
+def choose_each(
+    named: Mapping[str, Sequence[TrainedRun]], score: Callable[[TrainedRun], float], metric: str, **options: Any
+) -> dict[str, Choice]:
+    """Return the best run of each name, as `choose`; of a name without one, a note says why.
+
+    Raises:
+        UserError: where there are names, and none has one.
+    """
+    choices, failures = {}, list[UserError]()
+    for name, runs in named.items():
+        try:
+            choices[name] = choose(name, runs, score, metric, **options)
+        except UserError as error:
+            failures.append(error)
+    if failures and not choices:
+        raise failures[0]
+    for failure in failures:
+        errors.print(f"note: {failure}", markup=False)
+    return choices
 
 
 def group_by_name(runs: Sequence[TrainedRun], name: Callable[[TrainedRun], str]) -> dict[str, list[TrainedRun]]:

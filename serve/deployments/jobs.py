@@ -180,9 +180,9 @@ class VideoQueue:
                 self._remove(job)
                 return
             before, job.state = job.state, "cancelled"
-            if before == "running" and self.running:
-                self.running.end()
-                self.changed.wait_for(lambda: self.running is None, timeout=_CHECKING)
+            if before == "running" and (mine := self.running):
+                mine.end()
+                self.changed.wait_for(lambda: self.running is not mine, timeout=_CHECKING)  # the next one may begin
             self._end(job)
 
     def _write(self, job: Job, body: bytes) -> None:

@@ -134,7 +134,13 @@ class Styles(Served[NetworkStyle]):
 
         async def painted() -> Reply:
             photograph = await asyncio.to_thread(decode, body, size)
-            made = await self.batch(StyleRequest(await self.model(sha256), photograph.pixels))
+            style = await self.model(sha256)
+            height, width = photograph.pixels.shape[:2]
+            try:
+                style.check_memory(height, width)
+                made = await self.batch(StyleRequest(style, photograph.pixels))
+            except UserError as error:  # others that were painted meanwhile took what was free
+                raise Problem(503, f"{error}; ask for a smaller size, or again in a moment", wait=2) from error
             return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
 
         return await self.line.run(painted)

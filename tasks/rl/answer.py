@@ -59,6 +59,8 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
     if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iuf" or rows.ndim != 2 or rows.shape[1] != states:
         shape = getattr(rows, "shape", "of several arrays")
         raise UserError(f"{source}: an array {shape}; wanted are numbers of shape (n, {states})")
+    if not len(rows):
+        raise UserError(f"{source}: no row; write one observation or more")
     observations = torch.from_numpy(rows.astype(np.float32))
     if not torch.isfinite(observations).all():
         raise UserError(f"{source}: numbers that are not finite in float32; mend or remove those rows")

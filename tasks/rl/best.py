@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from retable.platform.api import TrainedRun
 from retable.platform.config import choice_name
-from retable.platform.models.select import Choice, choose, group_by_name, info_of
+from retable.platform.models.select import Choice, choose_each, group_by_name, info_of
 from retable.tasks.rl.config import Bc, Config
 from retable.tasks.rl.data import simulator
 from retable.tasks.rl.export import own_policy
@@ -40,7 +40,7 @@ def best(runs: Sequence[TrainedRun], episodes: int = EPISODES, samples: int = 10
 
     metric = f"return over {episodes} episodes of no table"
     named = group_by_name(runs, lambda run: name(run.config))
-    return {each: choose(each, some, score, metric, comparable=one) for each, some in named.items()}
+    return choose_each(named, score, metric, comparable=one)
 
 
 def name(config: Config) -> str:

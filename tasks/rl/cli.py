@@ -137,7 +137,9 @@ def make(
     env: Environment,
     storage: Where = "results",
     transitions: Annotated[int, typer.Option(help="Transitions to record.", min=1)] = 100_000,
-    noise: Annotated[float, typer.Option(help="Standard deviation of the noise on actions in [-1, 1].", min=0)] = 0.05,
+    noise: Annotated[
+        float | None, typer.Option(help="Standard deviation of the expert's noise, actions in [-1, 1]: .05.", min=0)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of environments and noise.", min=0)] = 0,
     policy: Annotated[str, typer.Option(help="expert: the committed policy; random: any environment.")] = "expert",
     mix: Annotated[
@@ -155,9 +157,13 @@ def make(
     if policy not in ("expert", "random"):
         raise UserError(f"--policy {policy}: use expert or random")
     parts = items("--mix", mix, str)
+    if noise and (parts or policy == "random"):
+        raise UserError(f"--noise {noise:g}: only the expert's actions have it; leave it out")
+    if parts and policy != "expert":
+        raise UserError(f"--policy {policy}: --mix names the behaviours; leave it out")
     root, environment = Storage.open(storage), environment_name(env)
     data.check_new(data.folder(root, environment, "mixed" if parts else "recorded"), replace)
-    info = make_recording(environment, root, transitions, noise, seed, policy, parts)
+    info = make_recording(environment, root, transitions, 0.05 if noise is None else noise, seed, policy, parts)
     for part in info["behaviour"].get("parts", ()):
         console.print(f"{part['name']}: {part['transitions']:,} transitions, return {part['return']:.0f}")
     score = "" if info["behaviour_score"] is None else f" = {info['behaviour_score']:.1f} normalised"
@@ -311,7 +317,7 @@ def play(
     ] = None,
     episodes: Annotated[int, typer.Option(help="Episodes to play.", min=1)] = 10,
     epoch: Epoch = 0,
-    env: Annotated[str | None, typer.Option(help="Check that the file is for this environment.")] = None,
+    env: Annotated[str | None, typer.Option(help="Check that the policy is for this environment.")] = None,
 ) -> None:
     """Play a trained policy in its simulator and print its scores.
 
@@ -336,6 +342,8 @@ def play(
             raise UserError(f"{run}: {error}") from error
     else:
         loaded = api.load(run, storage, task="rl")
+        if env and environment_name(env) != loaded.config.environment:
+            raise UserError(f"--env {env}: run {run} is of {loaded.config.environment}; leave --env out")
         console.print(loaded.task.dataset.describe(loaded.source.info))
         scores = loaded.score({**changes, "policy": policy or own_policy(loaded.config)})
     for name, value in scores.items():

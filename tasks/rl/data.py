@@ -211,7 +211,11 @@ def convert(
     check_new(target, replace)
     space = _space(source, info["environment"], info["simulator"])
     made = read_d4rl(source, space, skip, mending)
-    return store(made.columns, made.returns, target, info | notes_of(made, skip))
+    marked = len(made.returns) + len(set(skip))
+    cut = bool(info.get("cut")) and marked - 1 not in skip  # the last episode
+    return store(
+        made.columns, made.returns, target, info | notes_of(made, skip) | ({"cut": cut} if "cut" in info else {})
+    )
 
 
 def notes_of(made: Recording, skip: Collection[int]) -> dict[str, Any]:

@@ -188,6 +188,7 @@ def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[st
             widths[network] = (hidden[0], hidden[1])
         config = Config(
             environment=about["environment"],
+            data="recorded",  # not D4RL's: the file says which version of the environment it is played in
             states="standardized" if standard else "raw",
             algorithm=Bcq(perturbation=about["perturbation"]) if bcq else Bc(),
             vae=widths["vae"],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
-from retable.platform.models.select import Choice, choose, group_by_name
+from retable.platform.models.select import Choice, choose_each, group_by_name
 from retable.tasks.style.config import TrainNetwork
 from retable.tasks.style.data import tests
 from retable.tasks.style.files.assets import PHOTOGRAPHS
@@ -19,11 +19,11 @@ def best(runs: Sequence[TrainedRun]) -> dict[str, Choice]:
         runs: finished ones of this task.
 
     Raises:
-        UserError: where none of a painting's can be judged.
+        UserError: where none can be judged.
     """
     named = group_by_name(runs, name)
     metric = "style and content error on photographs of no table"
-    return {each: choose(each, some, score, metric, mode="min") for each, some in named.items()}
+    return choose_each(named, score, metric, mode="min")
 
 
 def name(run: TrainedRun) -> str:

@@ -37,6 +37,16 @@ def test_a_file_is_played(tmp_path, weights, capsys):
     assert "a policy for InvertedPendulum-v5" in capsys.readouterr().out
 
 
+def test_a_file_is_played_in_the_version_that_it_names(tmp_path, capsys):
+    """Pendulum has no v4, in which D4RL's would be played."""
+    config = toys.config(environment="Pendulum")
+    file = tmp_path / "policy.rtsn"
+    weights = unstack(build([config], 3, 1, 1.0), 0)
+    file.write_bytes(write_policy(config, INFO | {"simulator": "v1"}, weights, "bc", "float32"))
+    play(str(file), storage="", policy=None, episodes=1, epoch=0, env=None)
+    assert "a policy for Pendulum-v1" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_policy_that_diverged_is_told_in_one_line(tmp_path, weights, value):
     weights["vae.d1.weight"][0] = value
@@ -81,6 +91,8 @@ def test_a_run_is_played_and_written_by_the_policy_that_it_has(tmp_path, monkeyp
     run = TrainedRun(find("rl"), trained("rl", config, storage, storage), config)
     monkeypatch.setattr(api, "load", lambda *_, **__: run)
     words = {"storage": "", "epoch": 0}
-    play("latest", policy=None, episodes=1, env=None, **words)
+    play("latest", policy=None, episodes=1, env=config.environment.lower(), **words)
+    with pytest.raises(UserError, match=f"--env walker2d: run latest is of {config.environment}"):
+        play("latest", policy=None, episodes=1, env="walker2d", **words)
     export("latest", tmp_path / "a.rtsn", policy=None, precision="float32", licence="", **words)
     assert read_policy((tmp_path / "a.rtsn").read_bytes(), "x")[3] == policy

@@ -71,6 +71,22 @@ def test_recording_replays_in_the_simulator(hopper: tuple[Storage, dict[str, Any
         environment.close()
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_the_return_is_of_whole_episodes_whichever_are_skipped(
+    hopper: tuple[Storage, dict[str, Any]], tmp_path: Path, last: bool
+) -> None:
+    where, info = hopper
+    file = Path(where.root) / "hopper_recorded-v5.hdf5"
+    skip = info["episodes"] - 1 if last else 0
+    made = data.convert(file, Storage.open(tmp_path), name="mine", skip=[skip])
+    assert made["episodes"] == info["episodes"] - 1 and made["cut"] is not last
+    columns = data.read(hopper[0])
+    returns = np.bincount(columns["episode"], columns["reward"])[:-1]
+    kept = returns if last else returns[1:]
+    assert made["complete_episodes"] == len(kept)
+    assert made["behaviour_return"] == pytest.approx(kept.mean())
+
+
 def test_episodes_are_whole_and_the_last_is_cut(hopper: tuple[Storage, dict[str, Any]]) -> None:
     where, info = hopper
     columns = data.read(where)

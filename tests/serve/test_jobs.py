@@ -145,6 +145,20 @@ def test_what_runs_is_cancelled_and_leaves_no_file(desk):
     assert not process.is_alive() and left(at, id) == ["state.json"] and at.status(id)["state"] == "cancelled"
 
 
+def test_a_cancelled_video_is_gone_at_once_where_others_wait(desk, monkeypatch):
+    """The next one begins before who cancels looks again: it was waited for, too, and 30 s long."""
+    monkeypatch.setattr(jobs, "_CHECKING", 300.0)
+    at = desk(slow)
+    first, *others = (create(at) for _ in range(3))
+    while not at.status(first)["frames"] > 1:
+        time.sleep(0.01)
+    begun = time.monotonic()
+    for id in (first, *others):
+        at.cancel(id)
+        assert left(at, id) == ["state.json"] and at.status(id)["state"] == "cancelled"
+    assert time.monotonic() - begun < 100
+
+
 @pytest.mark.parametrize(
     ("work", "why"),
     [(wrong, "the video: no frame can be decoded"), (broken, "a fault of the server's; its log says more")],

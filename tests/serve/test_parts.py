@@ -768,3 +768,22 @@ def test_lengths_of_tiles_that_are_no_lengths_are_refused(kind, count, value):
     with pytest.raises(Problem) as refused:
         style.check(body, 0, Limits())
     assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("where", ["before", "in a batch"])
+def test_a_photograph_that_does_not_fit_into_memory_fails_alone_and_says_so(where):
+    replica, batches = style.Styles.__new__(style.Styles), []
+
+    async def batch(work):
+        batches.append(work)
+        raise UserError("256 x 256 pixels need 9 GB, and 1 GB are free")
+
+    def check_memory(height, width):
+        if where == "before":
+            raise UserError(f"{height} x {width} pixels need 9 GB, and 1 GB are free")
+
+    model = SimpleNamespace(check_memory=check_memory)
+    replica.batch, replica.line, replica.models = batch, served.Line(1, 1.0), {"a": model}
+    found = asyncio.run(replica.stylise("a", picture(), 0, 1.0, False, "png"))
+    assert isinstance(found, Problem) and found.status == 503 and "ask for a smaller size" in found.detail
+    assert len(batches) == (where == "in a batch")

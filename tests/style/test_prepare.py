@@ -226,6 +226,16 @@ def test_an_import_splits_all_sound_pictures(album, storage, where):
     assert describe(info) == "own pictures, 9 for training"
 
 
+def test_generated_pictures_replace_no_imported_ones(album, storage):
+    place = folder(storage, "mine")
+    import_folder(album, place, "mine", 4)
+    place.write("training/added.png", place.read(next(iter(data.pictures_below(place)))))
+    before = contents(place)
+    with pytest.raises(UserError, match="mine holds other data; choose another --name"):
+        make_generated(place, "mine", 2, 0)
+    assert contents(place) == before
+
+
 def test_an_import_links_and_is_repeatable(album, storage):
     place = folder(storage, "mine")
     first = import_folder(album, place, "mine", 4)

@@ -154,7 +154,7 @@ def make_generated(dataset: Storage, name: str, photographs: int, seed: int) -> 
     """
     from retable.tasks.style.files import generate
 
-    _check_own(dataset, name)
+    _check_own(dataset, name, "generated")
     _begin(dataset, f"retable data make style --name {name} --photographs {photographs} --seed {seed}")
     dataset.write("clip.mp4", generate.clip(seed))
     for name_of in assets.PAPER:
@@ -175,10 +175,10 @@ def encode_jpeg(pixels: Array) -> bytes:
     return cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
 
 
-def _check_own(dataset: Storage, name: str) -> None:
-    """Refuse a folder that cannot be written, or whose files were not put there by `retable data`."""
+def _check_own(dataset: Storage, name: str, source: str) -> None:
+    """Refuse a folder that cannot be written, or whose files were not put there by the same command."""
     info = dataset.read_json("dataset.json") if dataset.exists("dataset.json") else {}
-    ours = name == GENERATED or dataset.exists(UNFINISHED) or info.get("source") in ("generated", "imported")
+    ours = name == GENERATED or dataset.exists(UNFINISHED) or info.get("source") == source
     if dataset.list() and not ours:
         raise UserError(f"{dataset} holds other data; choose another --name")
     dataset.check_writable()
@@ -215,7 +215,7 @@ def import_folder(source: Path, dataset: Storage, name: str, tests: int = 10, ev
         raise UserError(f"{source}: no folder; give one that holds pictures")
     if name in (GENERATED, COCO):
         raise UserError(f"--name {name}: is the name of other pictures, which tables are made with; choose another")
-    _check_own(dataset, name)
+    _check_own(dataset, name, "imported")
     with tempfile.TemporaryDirectory(prefix="retable-") as converted:
         return _import(source, dataset, name, tests, every, Path(converted))
 

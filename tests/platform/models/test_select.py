@@ -2,6 +2,8 @@
 
 import pytest
 
+from retable.platform.errors import UserError
+from retable.platform.models import select
 from retable.platform.models.select import is_real
 
 
@@ -23,3 +25,19 @@ from retable.platform.models.select import is_real
 )
 def test_a_data_set_says_whether_it_is_real_and_older_ones_in_other_words(info, real):
     assert is_real(info) is real
+
+
+def test_a_name_without_a_number_takes_no_other_with_it(monkeypatch, capsys):
+    """One painting whose photographs were gone made the zoo be served in place of all of them."""
+
+    def choose(name, runs, *given, **options):
+        if not runs:
+            raise UserError(f"no run for {name}: none can be judged")
+        return runs[0]
+
+    monkeypatch.setattr(select, "choose", choose)
+    assert select.choose_each({"a": ["run"], "b": []}, len, "length") == {"a": "run"}
+    assert capsys.readouterr().err == "note: no run for b: none can be judged\n"
+    assert select.choose_each({}, len, "length") == {}
+    with pytest.raises(UserError, match="no run for b"):
+        select.choose_each({"b": [], "c": []}, len, "length")

@@ -30,7 +30,9 @@ def pruned(prune, **changes):
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-@pytest.mark.parametrize("prune", [Random(sparsity=0.9), Erk(sparsity=0.8), Random(sparsity=0.9, networks="vae")])
+@pytest.mark.parametrize(
+    "prune", [Random(sparsity=0.9), Erk(sparsity=0.8), Random(sparsity=0.9, networks="vae"), Random(sparsity=0.0)]
+)
 def test_a_file_without_its_masks_holds_every_bit(prune, seed):
     config, weights = pruned(prune, seed=seed)
     data = write_policy(config, INFO, weights, "all", "float32")
