@@ -22,6 +22,23 @@ function line({ state, ahead, frames, frames_total: all, seconds_left: left }) {
   return `${state}${ahead ? `, ${ahead} before it` : ""}${done}${left ? `, about ${Math.ceil(left)} s left` : ""}`;
 }
 
+/** A file in as many answers as it takes: a long video is larger than one may be. */
+async function whole(path, signal) {
+  const parts = [];
+  let size = 0;
+  let total = 1;
+  let type = "";
+  while (size < total) {
+    const answer = await ask(path, { signal, headers: { Range: `bytes=${size}-` } });
+    const part = await answer.blob();
+    total = Number(answer.headers.get("Content-Range").split("/")[1]);
+    type = part.type;
+    size += part.size;
+    parts.push(part);
+  }
+  return new Blob(parts, { type });
+}
+
 async function run(model, file, signal) {
   say($("filmed"), "Sending …");
   $("filmed-video").hidden = $("film-save").hidden = true;
@@ -38,7 +55,7 @@ async function run(model, file, signal) {
       await new Promise((done) => { setTimeout(done, PAUSE); });
     }
     if (told.state !== "done") throw new Error(told.detail || `the video is ${told.state}`);
-    const blob = await (await ask(`/v1/jobs/${encodeURIComponent(id)}/file`, { signal })).blob();
+    const blob = await whole(`/v1/jobs/${encodeURIComponent(id)}/file`, signal);
     $("filmed-video").src = $("film-save").href = URL.createObjectURL(blob);
     $("filmed-video").hidden = $("film-save").hidden = false;
     say($("filmed"), "The video is painted; the server keeps it for a day at most.");

@@ -320,12 +320,16 @@ def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp
         {"state": "running", "progress": 0.5, "frames": 12, "frames_total": 24, "seconds_left": 7.2},
         {"state": "done", "progress": 1},
     ]
-    asked = []
+    asked, ranges = [], []
 
     def job(route):
         asked.append((route.request.method, route.request.url.partition("/v1/")[2]))
-        if route.request.url.endswith("/file"):
-            route.fulfill(status=200, body=b"film", content_type="video/mp4")
+        if route.request.url.endswith("/file"):  # three bytes at once, of four
+            ranges.append(wanted := route.request.headers["range"])
+            first = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            body = b"film"[first : first + 3]
+            place = {"Content-Range": f"bytes {first}-{first + len(body) - 1}/4", "Content-Type": "video/mp4"}
+            route.fulfill(status=206, body=body, headers=place)
         else:
             route.fulfill(status=200, json=states[min(len(asked) - 1, 2)])
 
@@ -342,7 +346,7 @@ def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp
     page.wait_for_selector("#filmed:has-text('running, 12 of 24 frames, about 8 s left')")
     assert page.eval_on_selector("#progress", "bar => bar.value") == 0.5
     page.wait_for_selector("#filmed-video:not([hidden])", state="attached")
-    assert asked[-1] == ("GET", "jobs/a%2Fb/file")
+    assert asked[-1] == ("GET", "jobs/a%2Fb/file") and ranges == ["bytes=0-", "bytes=3-"]
     asked.clear()
     states[:] = [{"state": "running", "progress": 0.2}] * 3
     page.click("#film button")
