@@ -276,6 +276,8 @@ class Config:
             raise ValueError("style names no painting")
         if self.blend and (len(self.blend) != len(self.style) or min(self.blend) < 0 or sum(self.blend) <= 0):
             raise ValueError(f"blend {list(self.blend)} should hold {len(self.style)} weights, not negative")
+        if self.blend and isinstance(self.method, TrainNetwork) and self.method.conditional:
+            raise ValueError("blend: a conditional network learns each painting by itself; blend them at `style image`")
         if isinstance(self.method, OptimiseImage) and not isinstance(self.init, Scratch):
             raise ValueError("method=optimise_image starts from an image (method.start), not from weights")
         if isinstance(self.method, ZooNetwork) and not isinstance(self.init, Scratch):
@@ -313,5 +315,6 @@ class View:
     """The network by which results are scored: another one than was trained with."""
 
     def __post_init__(self) -> None:
+        check(self, "size", least=0)
         if not 0 <= self.strength <= 1:
             raise ValueError(f"strength {self.strength} is outside [0, 1]")

@@ -177,6 +177,12 @@ def test_without_a_storage_there_are_no_tables():
     assert got(None, "/v1/tables") == []
 
 
+def test_a_region_that_no_file_can_name_is_refused():
+    """netCDF's attributes hold no NUL."""
+    said = problem(ask(web.application(), "POST", "/v1/weather?region=a%00b&format=netcdf", body=b"x"))
+    assert said[0] == 422 and "region" in str(said)
+
+
 def test_the_example_is_one_that_a_forecaster_of_its_size_reads():
     made = web.application()
     status, headers, body = ask(made, "GET", "/v1/weather/example")

@@ -58,3 +58,12 @@ def test_it_costs_next_to_nothing_and_starts_from_nothing_else():
     for name in ("the_scream", "the_scream-video"):
         override(CONFIG, {"method.name": name, "style": ["the_scream"]})
     assert torch.equal(ZooLearner(ZooNetwork()).step(None)["loss"], torch.zeros(1))
+
+
+def test_what_would_be_ignored_is_refused():
+    with pytest.raises(UserError, match="size -5 is below 0"):
+        override(View(), {"size": -5})
+    several = {"method": "train_network", "method.conditional": True, "style": ["great_wave", "the_scream"]}
+    override(Config(), several)
+    with pytest.raises(UserError, match="blend: a conditional network learns each painting by itself"):
+        override(Config(), several | {"blend": [0.5, 0.5]})

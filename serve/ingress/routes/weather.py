@@ -31,7 +31,8 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
     )
     async def forecast(
         request: Request,
-        region: Annotated[str, Query(max_length=40, examples=regions)] = "",  # networks forecast any region
+        # Networks forecast any region; its name goes into a file's attributes, which hold no control characters.
+        region: Annotated[str, Query(max_length=40, pattern=r"^[^\x00-\x1f]*$", examples=regions)] = "",
         name: Annotated[str, Query(json_schema_extra=served)] = "",
         model: Variant = "",
         members: Annotated[str, Query(max_length=2000, description="Names or digests, with commas; all.")] = "",
