@@ -264,10 +264,17 @@ class NetworkLearner:
         """Start from a network's weights; styles that it does not have begin as the mean of those it has.
 
         Raises:
-            UserError: where it has another shape.
+            UserError: where it has another shape, or lacks a style that is not to be learnt.
         """
+        like = self.network.state_dict()
+        kept = len(self.config.style) - self.method.new_styles if self.method.new_styles else 0
+        norms = [name for name in weights[0] if ".norm." in name and name in like]
+        for known in (weights[0][name].numel() // like[name].shape[-1] for name in norms):
+            if known < kept:
+                more = len(self.config.style) - known
+                raise UserError(f"init: a network of {known} styles, not {kept}; set method.new_styles={more}")
         try:
-            self.network.load_state_dict(with_styles(weights[0], self.network.state_dict()))
+            self.network.load_state_dict(with_styles(weights[0], like))
         except RuntimeError as error:
             raise UserError("init: a network of another shape (method.filters, method.upsampling)") from error
 

@@ -1,5 +1,6 @@
 """Training: losses fall, and samples are kept."""
 
+import contextlib
 import io
 from dataclasses import replace
 from importlib import import_module
@@ -301,6 +302,18 @@ def test_a_network_of_several_styles_starts_from_one_of_one(storage, tmp_path):
     for shares in ([1.0, 0.0], [0.0, 1.0]):
         made = learner.network.blended(shares)(image)
         torch.testing.assert_close(made, alone.network(image), atol=1e-5, rtol=0)
+
+
+def test_a_style_that_neither_is_known_nor_learnt_is_refused(storage, tmp_path):
+    """It would stay the mean of those that are."""
+    one = run(storage, tmp_path, override(Config(), NETWORK)).weights(2)
+    child = {"method.conditional": True, "style": ["great_wave", "the_scream", "starry_night"], "init": "parent"}
+    child |= NETWORK | {"init.overrides": list(NETWORK.items())}
+    for new, fits in ((1, False), (2, True)):
+        config = override(Config(), child | {"method.new_styles": new})
+        learner = build_learner([config], opened(storage, config), Worker())
+        with contextlib.nullcontext() if fits else pytest.raises(UserError, match=r"of 1 styles, not 2; set .*=2"):
+            learner.load_weights([one])
 
 
 @pytest.mark.parametrize(
