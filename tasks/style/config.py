@@ -282,10 +282,6 @@ class Config:
             raise ValueError("method=optimise_image starts from an image (method.start), not from weights")
         if isinstance(self.method, ZooNetwork) and not isinstance(self.init, Scratch):
             raise ValueError("method=zoo_network is trained already; leave init out")
-        if isinstance(self.method, ZooNetwork) and self.style != (self.method.name.removesuffix("-video"),):
-            raise ValueError(
-                f"method.name {self.method.name} paints like no {' + '.join(self.style)}; change one of them"
-            )
         if isinstance(self.method, TrainNetwork) and self.method.new_styles:
             if not 0 < self.method.new_styles < len(self.style):
                 raise ValueError(
