@@ -30,7 +30,7 @@ Score = Callable[[Mapping[str, Tensor], int], Mapping[str, float]]
 
 @dataclass
 class Progress:
-    """Where a training stands; a part of every checkpoint."""
+    """Progress of a training; a part of every checkpoint."""
 
     epoch: int = 0
     step: int = 0

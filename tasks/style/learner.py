@@ -269,10 +269,10 @@ class NetworkLearner:
         like = self.network.state_dict()
         kept = len(self.config.style) - self.method.new_styles if self.method.new_styles else 0
         norms = [name for name in weights[0] if ".norm." in name and name in like]
-        for known in (weights[0][name].numel() // like[name].shape[-1] for name in norms):
-            if known < kept:
-                more = len(self.config.style) - known
-                raise UserError(f"init: a network of {known} styles, not {kept}; set method.new_styles={more}")
+        known = min((weights[0][name].numel() // like[name].shape[-1] for name in norms), default=kept)
+        if known < kept:
+            more = len(self.config.style) - known
+            raise UserError(f"init: a network of {known} styles, not {kept}; set method.new_styles={more}")
         try:
             self.network.load_state_dict(with_styles(weights[0], like))
         except RuntimeError as error:

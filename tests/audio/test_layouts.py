@@ -165,6 +165,8 @@ def test_no_captions_are_dropped_without_a_word(tmp_path, header, words):
     write_csv(table, header, ["a.wav", "x", "y"])
     with pytest.raises(UserError, match=re.escape(words)):
         layouts.own(table)
+    write_csv(table, ["file", "caption", "caption_id", "note", "note"], ["a.wav", "x", "7", "y", "z"])
+    assert layouts.own(table)[0].captions == ("x",), "what is no caption may be there"
 
 
 def test_a_file_in_two_splits_is_refused(tmp_path):

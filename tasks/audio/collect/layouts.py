@@ -235,7 +235,7 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
     file_column = _file_column(columns)
     if file_column is None:
         raise UserError(f"{table}: needs columns file and caption (or caption_1, ...), has {', '.join(columns) or '-'}")
-    if other := next((c for c in columns if re.match(r"captions?[^a-z]", c) and not re.fullmatch(CAPTION, c)), ""):
+    if other := next((c for c in columns if re.fullmatch(r"captions?\W?\d+", c)), ""):
         raise UserError(
             f"{table}: the captions of column {other!r} would not be read; call it caption_1, caption_2, ..."
         )
@@ -383,8 +383,8 @@ def rows(table: Path, columns: Sequence[str], lenient: bool = False) -> list[dic
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=False)
         names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
-        if twice := next((name for name in names if name and names.count(name) > 1), ""):
-            raise UserError(f"{table}: has two columns {twice!r}; give each its own name, captions caption_1, ...")
+        if twice := next((name for name in names if re.fullmatch(CAPTION, name) and names.count(name) > 1), ""):
+            raise UserError(f"{table}: has two columns {twice!r}; call them caption_1, caption_2, ...")
         reader.fieldnames = names
         found = []
         for row in reader:

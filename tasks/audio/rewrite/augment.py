@@ -366,7 +366,8 @@ def _answer(
             return "interrupted"
         pause *= 2
     if isinstance(answer, Variation) and not variations.content(answer.response):
-        return "the answers are no chat completions; check OPENAI_BASE_URL"  # not kept: asked again next time
+        empty = f"an empty answer ({answer.finish_reason})" if answer.finish_reason else ""
+        return empty or "the answers are no chat completions; check OPENAI_BASE_URL"  # not kept: asked again next time
     return answer
 
 
