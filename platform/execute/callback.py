@@ -11,6 +11,7 @@ from retable.platform import ray_compat
 from retable.platform.console import ProgressBoard
 from retable.platform.store import lease
 from retable.platform.store.run import RunFolder
+from retable.platform.text import plural
 
 if TYPE_CHECKING:
     from ray.tune import Callback
@@ -84,7 +85,7 @@ class TrialCallback:
 
             def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
                 for piece in watch.runs_of(trial.config):
-                    watch.board.start(piece.name)
+                    watch.board.start(piece.name, plural(piece.epochs, "epoch"))
                 watch.trials[trial.trial_id] = trial.config
                 watch.started(trial.config)
 

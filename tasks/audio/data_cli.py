@@ -154,8 +154,8 @@ def tell(place: Storage, info: Mapping[str, Any]) -> None:
 
     print_lines(place.read_json(REMARKS) if place.exists(REMARKS) else (), "note: ", to=errors)
     print_lines(place.read_json(LEFT_OUT) if info["left_out"] else (), "left out: ", to=errors)
-    if info.get("cut"):
-        errors.print(info["cut"], markup=False)
+    for line in filter(None, (info.get("cut"), info.get("gone"))):
+        errors.print(line, markup=False)
     console.print(f"{place}: {describe(info)}", markup=False)
 
 

@@ -142,7 +142,10 @@ def test_recordings_that_are_cut_are_named(storage, tmp_path, monkeypatch):
     table.write_text("file,caption\na.wav,x\n")
     assert importer.import_own(table, place, "mine")["cut"] == "cut to their first 2 s (1): a.wav (3 s)"
     table.write_text('file,caption\n"b, c.wav",x\n')
-    assert importer.import_own(table, place, "mine")["cut"] == "" and place.read_json(importer.CUT) == []
+    info = importer.import_own(table, place, "mine")
+    assert info["cut"] == "" and place.read_json(importer.CUT) == []
+    assert info["gone"] == "1 of the 1 before are listed no more"
+    assert importer.import_own(table, place, "mine")["gone"] == ""
 
 
 def test_what_cannot_be_made_says_where_it_is_to_be_had(storage):
@@ -193,7 +196,7 @@ def test_rewritten_captions_outlive_another_import(storage, tmp_path):
     augment_dataset(place, "keywords")
     before, info = read_recordings(place), place.read_json("dataset.json")
     assert any(before[0].rewrites) and "captions rewritten by rules (keywords)" in describe(info)
-    assert importer.import_own(table, place, "mine") == {**info, "cut": ""}
+    assert importer.import_own(table, place, "mine") == {**info, "cut": "", "gone": ""}
     assert read_recordings(place) == before
 
 

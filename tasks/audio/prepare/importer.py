@@ -99,7 +99,8 @@ def import_entries(
         workers: processes that decode.
 
     Returns:
-        Beside what `dataset.json` holds, `cut`: how many recordings were longer, and which, in one line; or "".
+        Beside what `dataset.json` holds, a line each or "": `cut`, how many recordings were longer, and which; `gone`,
+        how many that the data set held before are listed no more.
 
     Raises:
         UserError: where the folder holds a data set of another kind, a list is broken, or nothing can be imported.
@@ -135,7 +136,9 @@ def import_entries(
     left_out, remarks = [*broken, *written.left_out], [*noted, *written.remarks]
     written = replace(written, recordings=recordings, left_out=left_out, remarks=remarks)
     rewrites = (old.get("rewrites") or "an earlier `audio augment`") if rewritten else ""
-    return {**finish(place, name, kind, features, written, rewrites), "cut": _cut_line(place, cut)}
+    gone = len({each.file for each in before} - {entry.file for entry in entries})
+    told = {"cut": _cut_line(place, cut), "gone": f"{gone} of the {len(before)} before are listed no more" * bool(gone)}
+    return finish(place, name, kind, features, written, rewrites) | told
 
 
 def _cut(full: Sequence[tuple[Entry, float]]) -> list[tuple[str, float]]:
