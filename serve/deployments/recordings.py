@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import tempfile
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,9 +56,7 @@ def own_index(embedder: Embedder, storage: Storage) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for file in sorted(SHIPPED.glob("*.ogg")):
         if not (folder / file.name).exists():
-            writing = folder / f".{uuid.uuid4().hex}"
-            shutil.copyfile(file, writing)
-            writing.replace(folder / file.name)
+            (storage / FOLDER).write(file.name, file.read_bytes())
     out = Path((storage / INDEX).root) / embedder.fingerprint[:16]
     update(folder, out, embedder, patience=_STARTING)
     return out
