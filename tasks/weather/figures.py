@@ -11,7 +11,7 @@ import numpy as np
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Replicate, Results
 from retable.tasks.weather.config import STEPS
-from retable.tasks.weather.metrics import MINUTES, cut, thresholds
+from retable.tasks.weather.metrics import MINUTES, cuts, full_hours, thresholds
 from retable.tasks.weather.verification import Band, Verification
 
 if TYPE_CHECKING:  # tables name what draws, and a list of them draws nothing
@@ -73,13 +73,17 @@ def share(events: Array) -> float:
 def panels(replicate: Replicate, shard: str) -> tuple[str, Array, Array] | None:
     """Return a row's name, the events and the forecast of its example, uint8 (hours, S, S), or None without one."""
     view: Any = replicate.view
-    summary = replicate.summaries().get(f"{view.split}/{shard}")
-    if summary is None:
+    summaries, name = replicate.summaries(), f"{view.split}/{shard}"
+    if name not in summaries:
         return None
-    forecast = (summary["example_steps"] >= cut(view.threshold)).astype(np.uint8)
+    summary = summaries[name]
+    hourly = cuts(thresholds(view, summaries)[name])
+    if hourly.ndim:
+        hourly = hourly[full_hours(len(hourly)), None, None]
+    forecast = (summary["example_steps"] >= hourly).astype(np.uint8)
     forecast[summary["example_events"] == 2] = 2  # where no radar looked, no forecast counts
-    name = replicate.label.replace(", ", ",\n").replace(". ", ".\n")
-    return name, summary["example_events"], forecast
+    label = replicate.label.replace(", ", ",\n").replace(". ", ".\n")
+    return label, summary["example_events"], forecast
 
 
 def draw_verification(results: Results) -> Drawing:

@@ -64,6 +64,11 @@ def rain(steps: Array, threshold: Threshold) -> Array:
     return np.asarray(steps >= np.broadcast_to(cuts(threshold), (steps.shape[1],))[:, None, None])
 
 
+def full_hours(leads: int) -> Array:
+    """Return which of so many lead times of 15 minutes end an hour; the last one where none does."""
+    return np.arange(3, leads, 4) if leads > 3 else np.array([leads - 1])
+
+
 def summarise(steps: Array, events: Array) -> dict[str, Array]:
     """Return the small tables of one shard from which every score follows.
 
@@ -90,13 +95,12 @@ def summarise(steps: Array, events: Array) -> dict[str, Array]:
             histogram[sequence, lead] = counts.reshape(STEPS + 1, 3)[:, :MASKED]
         error[sequence], reference[sequence] = neighbourhoods(steps[sequence], events[sequence])
     example = int(histogram[..., 1].sum(axis=(1, 2)).argmax())
-    hours = np.arange(3, leads, 4) if leads > 3 else np.array([leads - 1])
     return {
         "histogram": histogram,
         "fss_error": error,
         "fss_reference": reference,
-        "example_steps": steps[example, hours],
-        "example_events": events[example, hours],
+        "example_steps": steps[example, full_hours(leads)],
+        "example_events": events[example, full_hours(leads)],
     }
 
 

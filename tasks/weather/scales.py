@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -86,7 +85,7 @@ class Reduced:
         """Return the epoch of a reduced run that stands for one of the full run."""
         full = int(str(overrides.get("epochs", 90)))
         reduced = int(str(self.models[model_of(overrides)]["epochs"]))
-        return max(1, math.ceil(epoch * reduced / full))
+        return max(1, epoch * reduced // full)
 
     def epochs(self, row: Row) -> list[tuple[str, str]]:
         """Return what becomes of the epochs that a row names, for the note."""

@@ -83,6 +83,14 @@ def test_updates_are_counted_by_each_seed_against_the_mean_of_dense_ones():
         ((500, 510, 505), (9e3, 9e4, 9e5), "does not hold"),
         ((9e3, 9e4, 9e5), (500, 510, 9e3), "not separable"),  # ERK's third may need more than all
         ((500, 510, 9e4), (1080, 1090, 1100), "not separable"),  # SNIP's third may
+        (
+            (90, 900, 905, 910, 915, 920),
+            (150,) * 6,
+            "not separable",
+        ),  # SNIP's first may need fewer than it was looked at after
+        ((900, 910, 920), (90, 95, 99), "holds"),  # ERK may, which only widens the gap
+        ((90, 95, 99), (900, 910, 920), "does not hold"),
+        ((150,) * 6, (90, 900, 905, 910, 915, 920), "not separable"),
         ((9e3, 9e4, 9e5), (9e3, 9e4, 9e5), UNTESTED),
         ((900, 910), (500, 510), UNTESTED),
     ],

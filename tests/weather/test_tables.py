@@ -15,7 +15,7 @@ from retable.platform.spec.task import scaled
 from retable.tasks.weather import TASK, claims, figures, tables
 from retable.tasks.weather.combine import best_by_validation
 from retable.tasks.weather.config import Config, View
-from retable.tasks.weather.metrics import scores, summarise
+from retable.tasks.weather.metrics import scores, summarise, thresholds
 from retable.tasks.weather.tables import SUBMISSIONS, TABLE1, TABLE2
 from tests.table_results import results_of
 from tests.weather.test_metrics import field
@@ -164,6 +164,14 @@ def test_epochs_shrink_in_order_and_the_note_says_so():
     epochs = {row.label: (row.view or {}).get("epoch") for row in smoke.rows if isinstance(row, Row)}
     early, late = epochs["BASELINE bce, train all. Epoch 24"], epochs["BASELINE bce, train all. Epoch 53"]
     assert 0 < early < late == 2 and "54 of 54 -> 2 of 2" in smoke.note
+
+
+def test_reduced_epochs_keep_votes_apart_and_compared_rows_as_long():
+    small = {row.label: row for row in scaled(TABLE2, SCALES["small"]).rows if isinstance(row, Row)}
+    votes = [(sorted(small[one].overrides.items()), small[one].view) for one in tables.VOTE.of]
+    assert all(one not in votes[:place] for place, one in enumerate(votes)), "no network has two votes"
+    first = {row.label: (row.view or {}).get("epoch") for row in scaled(TABLE1, SCALES["small"]).rows[:20]}
+    assert first["BASELINE bce, train all. Epoch 24"] == first["BASELINE bce. Epoch 23"] == 1
 
 
 def test_combined_rows_join_what_is_run():
@@ -382,6 +390,21 @@ def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():
     assert "2020/roxi_0004" in drawing.get_suptitle()
     empty = figures.draw_forecasts(results_of(TABLES, {"swin": []}))
     assert not empty.axes and not empty.texts
+
+
+@pytest.mark.parametrize("threshold", ["tuned", "tuned_per_region_and_lead"])
+def test_figure_shows_forecasts_at_tuned_thresholds(threshold):
+    splits = {"test": field(1, n=2, leads=8), "validation": field(2, n=2, leads=8)}
+    summaries = {f"{split}/2020/roxi_0004": summarise(*fields) for split, fields in splits.items()}
+    row = replace(replicate("swin", 0, [1, 1], summaries), view=View(threshold=threshold))
+    drawing = figures.draw_forecasts(results_of(TABLES, {"swin": [row]}))
+    best = np.broadcast_to(thresholds(row.view, summaries)["test/2020/roxi_0004"], 8)[[3, 7]]
+    shown = summaries["test/2020/roxi_0004"]
+    wanted = []
+    for steps, events, one in zip(shown["example_steps"], shown["example_events"], best, strict=True):
+        wanted.append((steps >= round(200 * one))[events != 2].mean())
+    titles = [axis.get_title() for axis in drawing.axes[2:]]
+    assert titles == [f"{hour} h, {share:.1%}" for hour, share in enumerate(wanted, start=1)]
 
 
 def test_figure_of_data_without_the_papers_year_shows_and_names_the_last_there_is():

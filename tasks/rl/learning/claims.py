@@ -25,8 +25,10 @@ SLOWER = ((SNIP, ERK), (GRASP, ERK), (ERK, DENSE))
 def slower(results: Results, slow: Row, fast: Row, level: float, policy: str) -> Verdict:
     """Compare the updates that two rows need, seed by seed: the mean over environments of their mean gaps.
 
-    A seed that does not get there counts with the updates that it made, the least it can need. Such a gap is a bound:
-    of the slow row from below, which cannot speak against the claim; of the fast one from above, which cannot for it.
+    A seed that does not get there counts with the updates that it made, the least it can need; one that is there at its
+    first evaluation with the updates until then, the most. Such a gap is a bound: of the slow row's seeds that do not
+    get there, or the fast one's that are there at once, from below, which cannot speak against the claim; the other way
+    round from above, which cannot for it.
     """
     pairs = both_needed(results, slow, fast, level, policy)
     if not pairs:
@@ -37,10 +39,12 @@ def slower(results: Results, slow: Row, fast: Row, level: float, policy: str) ->
         return untested(said)
     about = f"updates, {plural(len(slow_ones), 'pair')}"
     found = mean_of([[a.updates - b.updates for a, b in each] for each in pairs], about, "+,.0f").verdict()
-    bounds: dict[Status, Sequence[Needed]] = {"holds": fast_ones, "does not hold": slow_ones}
-    decided = all(needed.reached for needed in bounds.get(found.status, ()))
+    least_of: dict[Status, Sequence[Needed]] = {"holds": fast_ones, "does not hold": slow_ones}
+    most_of: dict[Status, Sequence[Needed]] = {"holds": slow_ones, "does not hold": fast_ones}
+    decided = all(needed.reached for needed in least_of.get(found.status, ()))
+    decided = decided and not any(needed.at_once for needed in most_of.get(found.status, ()))
     least = "" if all(needed.reached for needed in slow_ones) else "at least "
-    undecided = "" if decided else "; a bound, as seeds do not get there, which does not separate"
+    undecided = "" if decided else "; a bound, as seeds are not there at the end or at once, which does not separate"
     return Verdict(found.status if decided else "not separable", f"{least}{found.because}; {said}{undecided}")
 
 

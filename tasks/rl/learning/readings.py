@@ -100,6 +100,8 @@ class Needed:
     updates: float
     """Of a run that did not get there, those that it made."""
     reached: bool
+    at_once: bool = False
+    """Whether it is there at its first evaluation, so that it may need fewer."""
 
 
 def updates_needed(results: Results, row: str, level: float, environment: str, policy: str) -> dict[Any, Needed]:
@@ -114,13 +116,16 @@ def updates_needed(results: Results, row: str, level: float, environment: str, p
     needed = {}
     for seed, checkpoints in over_updates(results, row, **at).items():
         updates = reached(checkpoints, level * float(dense.mean()))
-        needed[seed] = Needed(checkpoints[-1][0], False) if updates is None else Needed(updates, True)
+        first, last = checkpoints[0][0], checkpoints[-1][0]
+        needed[seed] = Needed(last, False) if updates is None else Needed(updates, True, at_once=updates == first)
     return needed
 
 
 def in_words(seeds: Iterable[Needed]) -> str:
     """Write the updates needed, seed by seed."""
-    return ", ".join(f"{needed.updates:,.0f}" if needed.reached else "not reached" for needed in seeds)
+    return ", ".join(
+        f"{'at most ' * needed.at_once}{needed.updates:,.0f}" if needed.reached else "not reached" for needed in seeds
+    )
 
 
 def policy_gaps(results: Results, row: str, environment: str, data: str) -> Array:
