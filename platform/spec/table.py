@@ -287,6 +287,10 @@ class Results:
         """Labels of the rows that were asked for, in order."""
         self.lacking: dict[str, dict[str, None]] = {BY_ROWS: {}, _BY_SET: {}}
         """What was asked for and left out by the user: how -> labels, or axes with their values."""
+        self.lost: dict[str, set[OwnConfig]] = {}
+        """Label -> runs that diverged among those that were asked for, unless `diverged` was asked for them."""
+        self.counted: set[str] = set()
+        """Labels of the rows whose diverged runs were asked for."""
 
     def __contains__(self, row: AnyRow | str) -> bool:
         """Return whether a row has any result. Raises KeyError if it is not the table's."""
@@ -309,14 +313,17 @@ class Results:
         for name, value in wanted.items():
             if value in self.by_set.get(name, ()):
                 self.lacking[_BY_SET][f"{name}={value}"] = None
-        return [
-            replicate
-            for replicate in self._of(row)
-            if all(replicate.axes.get(name) == value for name, value in wanted.items())
-        ]
+        chosen, gone = (
+            [each for each in rows if all(each.axes.get(name) == value for name, value in wanted.items())]
+            for rows in (self._of(row), self._diverged[_label(row)])
+        )
+        if gone:
+            self.lost.setdefault(_label(row), set()).update(each.config for each in gone)
+        return chosen
 
     def diverged(self, row: AnyRow | str) -> list[Replicate]:
         """Return a row's replicates whose training diverged: they are in no number. Raises KeyError as `select`."""
+        self.counted.add(_label(row))
         return self._diverged[_label(row)]
 
     def values(self, row: AnyRow | str, metric: str, **axes: object) -> npt.NDArray[np.float64]:
@@ -351,6 +358,9 @@ def _label(row: AnyRow | str) -> str:
 def judge_claim(claim: Claim, results: Results, reads: Collection[str] = ()) -> Verdict:
     """Return the verdict on a claim: not judged where it reads what the user left out, or could not do without.
 
+    Runs that diverged have no number, and those that are left may be the lucky ones: unless the claim counts them
+    (`Results.diverged`), they separate nothing.
+
     Args:
         claim: of the results' table.
         results: what was measured.
@@ -360,7 +370,13 @@ def judge_claim(claim: Claim, results: Results, reads: Collection[str] = ()) -> 
         words.clear()
     for label in reads:
         results.select(label)
+    results.lost.clear()
+    results.counted.clear()
     verdict = claim.check(results)
+    lost = [f"{label} ({len(runs)})" for label, runs in results.lost.items() if label not in results.counted]
+    if lost and verdict.status != UNTESTED:
+        diverged = f"; runs that diverged have no number, which does not separate: {and_more(lost, 4)}"
+        verdict = Verdict("not separable", verdict.because + diverged)
     lacking = {how: list(words) for how, words in results.lacking.items() if words}
     if not lacking and verdict.status == UNTESTED and results.by_set:
         lacking = {

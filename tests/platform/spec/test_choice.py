@@ -141,6 +141,21 @@ def test_a_claim_about_what_was_left_out_is_not_judged(patterns, left, status, b
     assert judge_claim(CLAIM, Results(found, table)) == Verdict(status, because)
 
 
+@pytest.mark.parametrize(
+    ("env", "counts", "status"), [("x", False, "not separable"), ("y", False, "holds"), ("x", True, "holds")]
+)
+def test_runs_that_diverged_separate_nothing_unless_the_claim_counts_them(env, counts, status):
+    def check(results):
+        if counts:
+            results.diverged("b")
+        return both(results)
+
+    lost = [replace(made("b", env=env, seed=seed), config=seed, diverged="at epoch 1") for seed in (1, 1, 2)]
+    found = Results({"a": [made("a", env="x")], "b": [made("b", env="x", seed=0), *lost], "c": []})
+    verdict = judge_claim(Claim(text="", check=check), found, ["a", "b"])
+    assert verdict.status == status and (": b (2)" in verdict.because) == (status == "not separable")
+
+
 def test_a_row_that_the_scale_leaves_out_is_not_left_out_by_the_user():
     rows = [ROWS[0], replace(ROWS[1], absent="at other sparsities"), ROWS[2]]
     table = choose_rows(Table(title="", rows=rows, columns=(), claims=[CLAIM]), ["a"])
