@@ -193,7 +193,9 @@ def lower(results: Results, quantity: Callable[[Replicate], float], about: str) 
     if behind := missed(results, [CLOTHO, CLOTHO_GPT]):
         return behind
     values = np.array([[quantity(replicate) for replicate in line] for line in lines])
-    found = mean_of([values[:, 0] - values[:, 1]], plural(len(lines), "seed"), ".3f")
+    if not values.any():
+        return untested(f"{about} 0 in every run")
+    found = mean_of([values[:, 0] - values[:, 1]], f"over {plural(len(lines), 'seed')}", ".3f")
     without, rewritten = values.mean(axis=0)
     return judge(found, about=f"{about} {without:.3f} without, {rewritten:.3f} with: lower by")
 

@@ -212,7 +212,13 @@ def draw_layers(results: Results) -> Drawing:
             x = np.arange(len(layers)) + 0.27 * (position - (len(rows) - 1) / 2)
             colour = ("#aab2c0", "#2457c5", "#d9662b")[position]
             style = {"color": colour, "ecolor": themed(), "label": row}
-            axis.bar(x, [v.mean() for v in values], 0.27, yerr=[v.std() for v in values], **style)
+            axis.bar(
+                x,
+                [v.mean() for v in values],
+                0.27,
+                yerr=[v.std(ddof=1) if v.size > 1 else 0.0 for v in values],
+                **style,
+            )
         axis.set_yscale("log")
         axis.set_xticks(range(len(layers)), layers)
         axis.set_title(f"{title}, {environment}")

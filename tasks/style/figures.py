@@ -171,12 +171,12 @@ def draw_losses(results: Results, relative: bool) -> Drawing:
     drawn = {label: rows for label, rows in results.replicates.items() if rows}
     first = results.axis("method.content")[0]
     for (label, rows), colour in zip(drawn.items(), COLOURS, strict=False):
-        for replicate in rows:
+        for number, replicate in enumerate(rows):
             losses = losses_of(replicate, relative)
             shown = np.where(np.isfinite(losses) & (losses > 0), losses, np.nan)  # a run that broke off has a gap
             thick = photograph_of(replicate) == first
-            style: dict[str, Any] = {"linewidth": 1.8, "label": label} if thick else {"linewidth": 0.8, "alpha": 0.4}
-            axis.plot(np.arange(1, len(losses) + 1), shown, color=colour, **style)
+            style: dict[str, Any] = {"linewidth": 1.8} if thick else {"linewidth": 0.8, "alpha": 0.4}
+            axis.plot(np.arange(1, len(losses) + 1), shown, color=colour, label=None if number else label, **style)
     axis.set_yscale("log")
     axis.set_xlabel("evaluations of the loss")
     axis.set_ylabel("loss, relative to the first" if relative else "loss")

@@ -253,10 +253,12 @@ def test_over_fitting_is_the_rise_from_the_lowest_loss_with_students_interval():
     rises = [[curve[-1] - min(curve) for curve in side] for side in (PLAIN, REWRITTEN)]
     interval = stats.ttest_rel(*rises).confidence_interval(0.95)
     assert found.status == "holds" and interval.low > 0
-    assert f"[{interval.low:.3f}, {interval.high:.3f}] 3 seeds" in found.because
+    assert f"[{interval.low:.3f}, {interval.high:.3f}] over 3 seeds" in found.because
     assert verdict("figure2", curves(REWRITTEN, PLAIN), 0).status == "does not hold"
     assert verdict("figure2", curves(PLAIN, PLAIN), 0).status == "not separable"
     assert verdict("figure2", curves(PLAIN[:2], REWRITTEN[:2]), 0).status == UNTESTED
+    falling = [(2.0, 1.5, 1.4)] * 3
+    assert verdict("figure2", curves(falling, falling), 0).status == UNTESTED, "nothing over-fits yet"
 
 
 @pytest.mark.parametrize("number", [0, 1])

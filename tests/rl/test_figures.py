@@ -119,6 +119,19 @@ def test_layers_have_a_line_of_panels_for_each_environment():
     assert {bar.get_height() for bar in drawn["VAE, Hopper"].patches} == {10.0}
 
 
+def test_layers_whiskers_are_the_standard_deviation_that_tables_give():
+    table, found = layers()
+    spread = {
+        label: [
+            replace(one, metrics={k: v + step for k, v in one.metrics.items()}) for one in rows for step in (-1, 0, 1)
+        ]
+        for label, rows in found.replicates.items()
+    }
+    axis = panels(table.draw(results_of(TABLES, spread)))["VAE, Hopper"]
+    ends = [segment[:, 1] for whiskers in axis.collections for segment in whiskers.get_segments()]
+    assert ends and all(end == pytest.approx([9.0, 11.0]) for end in ends)
+
+
 def layers():
     table = scaled(TABLES["figure3"], SCALES["smoke"])
     kept = {f"kept/{network}/{name}": 10.0 for network, names in figures.LAYERS.items() for name in names}

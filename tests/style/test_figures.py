@@ -134,6 +134,11 @@ def test_losses_are_drawn_over_evaluations_on_a_logarithmic_axis(name, first):
     for line in axis.lines:
         x, y = line.get_data()
         assert (x[0], x[-1]) == (1, 300) and (y[0], y[-1] / y[0]) == pytest.approx((first, 1e-5))
+    without = Results({label: rows[1:] for label, rows in found.replicates.items()})
+    legend = table.draw(without).axes[0].get_legend().get_texts()
+    assert [text.get_text() for text in legend] == [row.label for row in table.rows], (
+        "also without the first photograph"
+    )
 
 
 def test_a_loss_that_overflows_leaves_a_gap():
