@@ -63,6 +63,10 @@ def fetch(
         import_(place(), name=name, storage=storage, features=features, workers=workers)
 
 
+TRAINING, VALIDATION, TEST_FOLD = 2000, 200, 5
+"""Scenes of a data set of scenes, and the fold that they are tested on."""
+
+
 def make(
     size: Annotated[
         Literal["tiny", "quick", "small", "large"], typer.Option(help="tiny: seconds; large: hours.")
@@ -72,9 +76,9 @@ def make(
     scenes: Annotated[
         Path | None, typer.Option(help="Compose scenes of the recordings in this folder, such as ESC-10, instead.")
     ] = None,
-    training: Annotated[int, typer.Option(help="Scenes to train on, with --scenes.", min=1)] = 2000,
-    validation: Annotated[int, typer.Option(help="Scenes to validate on, with --scenes.", min=1)] = 200,
-    test_fold: Annotated[int, typer.Option(help="The fold held out for the test, with --scenes.", min=1)] = 5,
+    training: Annotated[int, typer.Option(help="Scenes to train on, with --scenes.", min=1)] = TRAINING,
+    validation: Annotated[int, typer.Option(help="Scenes to validate on, with --scenes.", min=1)] = VALIDATION,
+    test_fold: Annotated[int, typer.Option(help="The fold held out for the test, with --scenes.", min=1)] = TEST_FOLD,
     alone: Annotated[
         float, typer.Option(help="Share of training scenes that are one recording alone, with --scenes.", min=0, max=1)
     ] = 0.0,
@@ -98,9 +102,20 @@ def make(
         raise UserError(f"--name: name the data set of the scenes, not {GENERATED}...")
     if name.startswith(GENERATED) and name != f"{GENERATED}{size}":
         raise UserError(f"--name {name}: tables read other data under such a name; choose another one")
-    changed = {"alone": alone, "all-folds": all_folds, "features": features != "waveform", "seed": seed}
-    for option in (option for option, given in {**changed, "workers": workers != 1}.items() if given and not scenes):
+    changed = {
+        "training": training != TRAINING,
+        "validation": validation != VALIDATION,
+        "test-fold": test_fold != TEST_FOLD,
+        "alone": alone,
+        "all-folds": all_folds,
+        "features": features != "waveform",
+        "seed": seed,
+        "workers": workers != 1,
+    }
+    for option in (option for option, given in changed.items() if given and not scenes):
         raise UserError(f"--{option}: only scenes (--scenes) have it; leave it out")
+    if scenes and size != "tiny":
+        raise UserError(f"--size {size}: scenes have none; use --training and --validation")
     chosen = name or f"{GENERATED}{size}"
     place = folder(Storage.open(storage), chosen)
     if scenes:
@@ -202,9 +217,12 @@ def import_(
     Example: `retable data import audio ~/collections`, or `retable data import audio sounds.csv --name sounds`
     """
     from retable.tasks.audio.prepare import importer
+    from retable.tasks.audio.prepare.prepare import GENERATED
     from retable.tasks.audio.prepare.prepare import folder as data_folder
 
     where = Storage.open(storage)
+    if name.startswith(GENERATED):
+        raise UserError(f"--name {name}: is the name of other recordings; choose another")
     if source.is_dir():
         place = data_folder(where, name)
         lists = exclude or []

@@ -65,8 +65,10 @@ def make(
 
     Example: `retable data make style`
     """
-    from retable.tasks.style.files.prepare import GENERATED, PHOTOGRAPHS, describe, make_generated
+    from retable.tasks.style.files.prepare import COCO, GENERATED, PHOTOGRAPHS, describe, make_generated
 
+    if name == COCO:
+        raise UserError(f"--name {name}: is the name of other pictures, which tables are made with; choose another")
     if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
         raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
     target = data_folder(Storage.open(storage), "style", name)

@@ -14,6 +14,7 @@ from retable.platform.console import Licence, Where, console, items, print_lines
 from retable.platform.errors import UserError
 from retable.platform.spec.task import data_folder, data_sets
 from retable.platform.store.storage import Storage
+from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.convert import convert as convert_frames
 from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, index_folder, make_generated
 
@@ -144,6 +145,8 @@ def import_(
     """
     from retable.tasks.weather.tools.composites.importer import import_composites
 
+    if name.startswith("generated-") or name == Config().data:
+        raise UserError(f"--name {name}: tables read other data under this name; choose another one")
     target = data_folder(Storage.open(storage), "weather", name)
     if not target.is_local:
         raise UserError(f"{target}: import to a local --storage, then `retable data convert weather {name}`")

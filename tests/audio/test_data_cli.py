@@ -53,6 +53,9 @@ def test_ones_own_csv_becomes_a_data_set(table, storage, capsys):
 def test_refused_imports(table, storage, words, why):
     with pytest.raises(UserError, match=why):
         data_cli.import_(table, storage=str(storage), **words)
+    if "generated" in words["name"]:
+        with pytest.raises(UserError, match=why):
+            data_cli.import_(table.parent, storage=str(storage), **words)
 
 
 def test_nothing_to_check(storage, tmp_path):
@@ -91,6 +94,9 @@ def test_scenes_of_real_recordings(storage, tmp_path, capsys):
     [
         ({"seed": 7}, "--seed: only scenes"),
         ({"workers": 3}, "--workers: only scenes"),
+        ({"training": 7}, "--training: only scenes"),
+        ({"test_fold": 2}, "--test-fold: only scenes"),
+        ({"scenes": "x", "name": "mine", "size": "small"}, "--size small: scenes have none"),
         ({"all_folds": True}, "--all-folds: only scenes"),
         ({"name": "generated-small"}, "--name generated-small: tables read other data under such a name"),
     ],

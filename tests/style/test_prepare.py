@@ -1,6 +1,7 @@
 import hashlib
 import importlib
 import os
+import shlex
 from pathlib import Path
 
 import av
@@ -14,7 +15,7 @@ from pyarrow import fs
 from retable.platform.errors import UserError
 from retable.platform.spec.task import data_folder
 from retable.platform.store.storage import Storage
-from retable.tasks.style import data
+from retable.tasks.style import data, data_cli
 from retable.tasks.style.config import Config
 from retable.tasks.style.files import assets, generate
 from retable.tasks.style.files.check import check
@@ -95,7 +96,7 @@ def test_an_interrupted_generation_is_done_again(quick, storage, count):
     with quick.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_at(patch, count)
         make_generated(storage / "data/style/mine", "mine", 3, 0)
-    with pytest.raises(UserError, match="run `retable data make style --name mine --photographs 3 --seed 0` again"):
+    with pytest.raises(UserError, match="run `retable data make style --name mine --photographs 3 --seed 0 --storage "):
         prepare(Config(data="mine"), storage)
     info = make_generated(storage / "data/style/mine", "mine", 3, 0)
     assert info == make_generated(storage / "other", "mine", 3, 0) and check(storage / "data/style/mine") == []
@@ -248,6 +249,7 @@ def test_an_import_links_and_is_repeatable(album, storage):
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_an_interrupted_import_is_done_again(album, storage, monkeypatch, count):
+    album = album.rename(album.with_name("my album"))
     place, left, link = folder(storage, "mine"), iter(range(count)), os.link
 
     def stop(source, target):
@@ -258,8 +260,10 @@ def test_an_interrupted_import_is_done_again(album, storage, monkeypatch, count)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "link", stop)
         import_folder(album, place, "mine", 4)
-    with pytest.raises(UserError, match=r"unfinished; run `retable data import style .*album --name mine"):
+    with pytest.raises(UserError, match=r"unfinished; run `retable data import style ") as raised:
         prepare(Config(data="mine"), storage)
+    words = shlex.split(str(raised.value).split("`")[1])
+    assert words[4] == str(album) and words[-2:] == ["--storage", str(storage)], "it can be pasted"
     info = import_folder(album, place, "mine", 4)
     assert info["training"] == 9 and check(place) == []
 
@@ -317,6 +321,12 @@ def test_an_import_takes_no_name_that_tables_use(album, storage, name):
     with pytest.raises(UserError, match=f"--name {name}: .* choose another"):
         import_folder(album, folder(storage, name), name, 2)
     assert not folder(storage, name).exists()
+
+
+def test_no_pictures_are_made_under_the_name_of_coco(storage):
+    with pytest.raises(UserError, match=r"--name coco2017: .* choose another"):
+        data_cli.make(storage=storage.root, name="coco2017")
+    assert not storage.exists("data")
 
 
 def clip(path, turn=0, transfer=2, primaries=2, levels=None):

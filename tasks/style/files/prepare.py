@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import tempfile
 import zlib
@@ -57,7 +58,7 @@ def prepare(config: Config, storage: Storage) -> None:
         return
     if dataset.exists(UNFINISHED):
         made = dataset.read_json(UNFINISHED)["command"]
-        raise UserError(f"{dataset} is unfinished; run `{made}` again")
+        raise UserError(f"{dataset} is unfinished; run `{made} --storage {shlex.quote(str(storage))}` again")
     if not (pictures_below(dataset, "training") or pictures_below(dataset, "train2017")):
         raise UserError(
             f"{dataset} has no photographs; unzip http://images.cocodataset.org/zips/train2017.zip (118,287 images, "
@@ -155,7 +156,7 @@ def make_generated(dataset: Storage, name: str, photographs: int, seed: int) -> 
     from retable.tasks.style.files import generate
 
     _check_own(dataset, name, "generated")
-    _begin(dataset, f"retable data make style --name {name} --photographs {photographs} --seed {seed}")
+    _begin(dataset, "make", "style", "--name", name, "--photographs", str(photographs), "--seed", str(seed))
     dataset.write("clip.mp4", generate.clip(seed))
     for name_of in assets.PAPER:
         dataset.write(f"paintings/{name_of}.jpg", assets.paintings()[name_of].read_bytes())
@@ -184,9 +185,9 @@ def _check_own(dataset: Storage, name: str, source: str) -> None:
     dataset.check_writable()
 
 
-def _begin(dataset: Storage, command: str) -> None:
-    """Empty a data set's folder to write it anew, and note how to go on after an interruption."""
-    dataset.write_json(UNFINISHED, {"command": command})
+def _begin(dataset: Storage, *words: str) -> None:
+    """Empty a data set's folder to write it anew, and note how to go on after an interruption: `retable data WORDS`."""
+    dataset.write_json(UNFINISHED, {"command": shlex.join(("retable", "data", *words))})
     for old in ("dataset.json", INDEX, "training", "test"):
         dataset.remove(old)
 
@@ -237,7 +238,7 @@ def _import(source: Path, dataset: Storage, name: str, tests: int, every: int, c
     chosen = set(sorted(sound, key=lambda path: hashlib.sha256(path.encode()).digest())[:tests])
     import av  # here and below: a machine that only trains may lack it
 
-    _begin(dataset, f"retable data import style {source} --name {name} --test {tests} --every {every}")
+    _begin(dataset, "import", "style", str(source), "--name", name, "--test", str(tests), "--every", str(every))
 
     def transfer(move: tuple[str, str]) -> None:
         path, flat = move

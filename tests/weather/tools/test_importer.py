@@ -576,6 +576,13 @@ def test_what_becomes_of_pixels_is_said(tmp_path, capsys, scale, words):
     assert said.count("are taken as") + said.count("are averaged") == len(words), said
 
 
+@pytest.mark.parametrize("name", ["generated-24-small", "w4c22"])
+def test_an_import_takes_no_name_that_tables_use(tmp_path, name):
+    with pytest.raises(UserError, match=f"--name {name}: tables read other data"):
+        cli.import_(tmp_path, str(tmp_path / "results"), name)
+    assert not (tmp_path / "results").exists()
+
+
 def test_a_folder_is_sorted_by_the_files_own_times(tmp_path):
     folder_of(tmp_path / "source", 3)
     (tmp_path / "source" / "README.md").write_text("not a composite")
