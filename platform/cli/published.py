@@ -14,7 +14,8 @@ from retable.platform.errors import UserError
 
 SET = "set:"
 """A column `set:model.width` says what a row changes, as `--set model.width=64` does."""
-NUMBER = re.compile(r"[-+−]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|[-+−]?\.\d+")
+NUMBER = re.compile(r"([-+−]?)((?:\d[\d.,]*|[.,]\d+))([eE][-+]?\d+)?")
+"""Sign, digits with their marks, exponent."""
 MARKS = re.compile(r"\\(?:text|math)bf|[{}$*%\\]|\s")
 NONE = ("", "-", "–", "—", "n/a", "N/A", "nan")
 MOST = 1_000_000
@@ -52,31 +53,33 @@ def read_published(path: Path) -> Published:
     Raises:
         UserError: where it is no such file: which line, and what should stand there.
     """
-    header, *body = _read_cells(path)
+    (header, *body), comma = _read_cells(path)
     header = [name.strip() for name in header]
     doubled = [name for name, count in Counter(header[1:]).items() if count > 1 or not name]
     if doubled:
         raise UserError(f"{path}: the columns need names of their own: {doubled[0]!r} stands there twice or is empty")
     settings = [place for place, name in enumerate(header) if place and name.startswith(SET)]
     others = [place for place in range(1, len(header)) if place not in settings]
-    numeric = [place for place in others if _is_numeric([line[place] for line in body])]
+    numeric = [place for place in others if _is_numeric([line[place] for line in body], comma)]
     if not numeric:
         raise UserError(f"{path}: no column holds numbers; the first is for labels, the others for what was published")
     lines = []
     for line in body:
         words = [line[0], *(line[place] for place in others if place not in numeric)]
         label = ", ".join(" ".join(MARKS.sub(" ", word).split()) for word in words if word.strip() not in NONE)
-        values = {header[place]: number(line[place]) for place in numeric}
-        changes = {header[place].removeprefix(SET): value(line[place]) for place in settings if line[place].strip()}
+        values = {header[place]: number(line[place], comma) for place in numeric}
+        changes = {
+            header[place].removeprefix(SET): value(line[place], comma) for place in settings if line[place].strip()
+        }
         published = {name: amount for name, amount in values.items() if amount is not None}
         lines.append(Line(label, published, changes if settings else None))
     _check_labels(path, lines)
-    places = {header[place]: max(digits(line[place]) for line in body) for place in numeric}
+    places = {header[place]: max(digits(line[place], comma) for line in body) for place in numeric}
     return Published(tuple(places), places, tuple(lines))
 
 
-def _read_cells(path: Path) -> list[list[str]]:
-    """Return a file's rows of cells, all of one length, without empty rows.
+def _read_cells(path: Path) -> tuple[list[list[str]], bool]:
+    """Return a file's rows of cells, all of one length, without empty rows; and whether 1,234 has a decimal comma.
 
     Raises:
         UserError: where there are none, or it is no text.
@@ -104,36 +107,52 @@ def _read_cells(path: Path) -> list[list[str]]:
             raise UserError(
                 f"{path}: row {place} has {len(row)} cells, the headers are {len(rows[0])}; quote texts with commas"
             )
-    return [[decimal(cell) for cell in row] for row in rows] if separator != "," else rows
+    return rows, separator != ","
 
 
-def decimal(cell: str) -> str:
-    """Return a cell with a point for a decimal comma."""
-    return cell.replace(",", ".") if re.fullmatch(r"\s*[-+]?\d+,\d+\s*%?\s*", cell) else cell
+def plain(cell: str, comma: bool = False) -> str:
+    """Return the first number of a cell as Python writes it; "" where it has none.
 
-
-def number(cell: str) -> float | None:
-    """Return the first number of a cell, or None where it has none."""
+    Args:
+        cell: such as `**81,2** ± 0,3`, `1,234,567` or `1.234,5`: where both marks stand, the last is the decimal one.
+        comma: whether the one comma of 1,234 is a decimal one; else it is one at thousands.
+    """
     match = NUMBER.match(MARKS.sub("", cell))
-    return float(match[0].replace(",", "").replace("−", "-")) if match else None
+    if match is None:
+        return ""
+    sign, text, exponent = match[1].replace("−", "-"), match[2].rstrip(".,"), match[3] or ""
+    grouped = re.fullmatch(r"\d{1,3}((?:,\d{3})+(?:\.\d*)?|(?:\.\d{3})+(?:,\d*)?)", text)
+    alone = len(re.findall("[.,]", text)) == 1
+    if grouped and not (alone and (comma or "." in text)):
+        thousands = grouped[1][0]
+        text = text.replace(thousands, "").replace(",", ".")
+    elif not alone and not text.isdecimal():
+        return ""
+    return f"{sign}{text.replace(',', '.')}{exponent}"
 
 
-def digits(cell: str) -> int:
-    """Return how many digits stand after the point of a cell's first number."""
-    match = NUMBER.match(MARKS.sub("", cell))
-    return len(match[0].partition(".")[2]) if match and "e" not in match[0].lower() else 0
+def number(cell: str, comma: bool = False) -> float | None:
+    """Return the first number of a cell, or None where it has none; see `plain`."""
+    text = plain(cell, comma)
+    return float(text) if text else None
 
 
-def _is_numeric(cells: Sequence[str]) -> bool:
+def digits(cell: str, comma: bool = False) -> int:
+    """Return how many digits stand after the point of a cell's first number; see `plain`."""
+    text = plain(cell, comma)
+    return 0 if "e" in text.lower() else len(text.partition(".")[2])
+
+
+def _is_numeric(cells: Sequence[str], comma: bool) -> bool:
     """Return whether a column holds numbers: every cell does that is not empty, and one is not."""
     filled = [cell for cell in cells if cell.strip() not in NONE]
-    return bool(filled) and all(NUMBER.match(MARKS.sub("", cell)) for cell in filled)
+    return bool(filled) and all(plain(cell, comma) for cell in filled)
 
 
-def value(cell: str) -> object:
-    """Return a setting's value, read as `--set` reads it."""
+def value(cell: str, comma: bool = False) -> object:
+    """Return a setting's value, read as `--set` reads it; a number that is all of it may have a decimal comma."""
     try:
-        parsed: object = json.loads(cell)
+        parsed: object = json.loads(re.sub(r"^(\s*-?\d+),(\d+\s*)$", r"\1.\2", cell) if comma else cell)
     except ValueError:
         return cell.strip()
     return parsed

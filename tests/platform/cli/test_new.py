@@ -62,6 +62,9 @@ def test_a_table_is_read_as_the_paper_prints_it(table):
     [
         ("A;B\nx;1,5\ny;2,25\n", ["x", "y"], [1.5, 2.25]),
         ("A\tB\nx\t1.5\ny\t-2\n", ["x", "y"], [1.5, -2]),
+        ("A;B\nx;81,2 ± 0,3\ny;**88,05**\n", ["x", "y"], [81.2, 88.05]),
+        ("A;B\nx;1,234\ny;1.234,5\nz;1.234.567\n", ["x", "y", "z"], [1.234, 1234.5, 1234567]),
+        ('A,B\nx,"81,2"\ny,"1,234"\nz,"1,234.5"\n', ["x", "y", "z"], [81.2, 1234, 1234.5]),
         ("\ufeffA,B\n\nx,.5\ny,\u22122e-3\n,\n", ["x", "y"], [0.5, -0.002]),
     ],
 )
@@ -86,6 +89,7 @@ def test_a_number_is_found_with_its_digits_whatever_marks_it(value, places, mark
         ("A,B,B\nx,1,2\n", "the columns need names of their own: 'B' stands there twice or is empty"),
         ("A,B\nx,1\nx,2\n", "each row needs a label of its own: 'x' stands there 2 times"),
         ("A,B\nx,one\n", "no column holds numbers"),
+        ("A,B\nx,1.2.3\n", "no column holds numbers"),
         ("A,B\nx,1,2\n", "row 2 has 3 cells, the headers are 2"),
         ("A,B\nx,\0\n", "not a text file"),
     ],
