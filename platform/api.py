@@ -149,6 +149,7 @@ def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable],
     failures = {}
     work.measure_on = resources.measure_on
     if not work.nothing_to_do:
+        write.keep_requests(work)
         failures = execute(work, resources)
     filled = write.fill_and_keep(work)
     if work.scale not in (SMOKE, measured.SCALE) and not work.changes and not work.rows:

@@ -8,8 +8,10 @@ stop, are trials of Ray Tune that report their score after each epoch; a journal
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +31,7 @@ from retable.platform.config import (
 )
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, nearest
-from retable.platform.execute.callback import FAILURE, Report, RunProgress, Spec, TrialCallback
+from retable.platform.execute.callback import FAILURE, LATE, Report, RunProgress, Spec, TrialCallback
 from retable.platform.execute.datasets import DatasetCache
 from retable.platform.execute.run import execute, prepare_data
 from retable.platform.execute.scheduler import POLL_SECONDS
@@ -191,8 +193,18 @@ def _write_points(storage: Storage, path: str, points: Sequence[Point]) -> None:
 
 
 def read_points(storage: Storage, path: str) -> list[Point]:
-    """Read a sweep's points; none where there is no journal."""
-    return [Point(**entry) for entry in storage.read_json(path)] if storage.exists(path) else []
+    """Read a sweep's points; none where there is no journal.
+
+    Raises:
+        UserError: where the file holds something else.
+    """
+    entries = storage.read_json(path) if storage.exists(path) else []
+    try:
+        if isinstance(entries, list):
+            return [Point(**entry) for entry in entries]
+    except TypeError:
+        pass
+    raise UserError(f"{storage}/{path}: no sweep's points; mend or remove it first")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +303,8 @@ def run_sweep(
         UserError: on a mistake of the user's. A point that fails or diverges has no value; the others have.
     """
     track.prepare(resources.track)
+    if name and not re.fullmatch(r"\w[\w.-]*", name):
+        raise UserError(f"name {name!r}: cannot name a sweep's files; use letters, digits, '-', '_' and '.'")
     chosen = find_space(space) if isinstance(space, str) else space
     chosen = replace(chosen, samples=samples) if samples else chosen
     sweep = Sweep(
@@ -301,13 +315,13 @@ def run_sweep(
         storage=storage,
     )
     known = chosen.points()
-    configs = [sweep.config(point) for point in known] or [sweep.base]
+    configs = [sweep.config(point) for point in known] or _configs_of_data(sweep)
     storage.check_writable()
     prepare_data(sweep.plan(configs).trainings.values(), storage)
     path = sweep.path(configs)
     stops = chosen.scheduler is not None and sweep.base.epochs > 1
     if known and not stops:
-        points = _run_plan(sweep, known, resources)
+        points = _run_plan(sweep, known, resources, f"{path}.json")
     else:
         points = _run_trials(sweep, known, configs, resources, f"{path}.json")
     valued = [point for point in points if point.value is not None]
@@ -318,10 +332,29 @@ def run_sweep(
     return result
 
 
-def _run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Resources) -> list[Point]:
+def _configs_of_data(sweep: Sweep) -> list[Config]:
+    """Return a config for each data set that a searcher's points may read: choices that select the data are joined."""
+
+    def where(path: str, value: object) -> str:
+        try:
+            return str(sweep.task.dataset.where(sweep.config({path: value})))
+        except UserError:  # a field of a choice that another domain makes: it selects no data
+            return ""
+
+    choices = {
+        path: domain.categories
+        for path, domain in sweep.space.domains.items()
+        if len({where(path, value) for value in getattr(domain, "categories", ())}) > 1
+    }
+    return [sweep.config(dict(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())]
+
+
+def _run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Resources, path: str) -> list[Point]:
     """Train each config of the points once, and score every view of it, as a table's rows are."""
     configs, views = [sweep.config(point) for point in known], [sweep.view(point) for point in known]
     plan = sweep.plan(configs, views)
+    if not sweep.storage.exists(path):  # from now on `gc` keeps the runs
+        _write_points(sweep.storage, path, [Point(dict(point), sweep.folder(point).fingerprint) for point in known])
     failures = execute(plan, resources)
     plan = sweep.plan(configs, views)
     points: dict[str, Point] = {}
@@ -425,12 +458,12 @@ class _Journal:
 
         def pieces(spec: Mapping[str, object]) -> list[RunProgress]:
             point = launch.point(spec)
-            return [RunProgress(describe(point), sweep.folder(point), sweep.base.epochs)]
+            return [RunProgress(describe(point), sweep.folder(point), sweep.config(point).epochs)]
 
         def note(spec: Mapping[str, object], last: Mapping[str, object] | None = None) -> None:
             point = self.point(sweep, launch.point(spec))
             self.points[point.key] = point
-            if last is not None:
+            if last is not None and LATE not in last:
                 point.ended = FAILURE not in last
                 note_value(point, sweep, last)
             _write_points(self.storage, self.path, list(self.points.values()))
@@ -494,14 +527,14 @@ def try_point(spec: Mapping[str, object], launch: SweepLaunch) -> None:
         point = launch.point(spec)
         config, view, folder = sweep.config(point), sweep.view(point), sweep.folder(point)
         while True:
-            state = status(folder, (), data_digest(sweep.storage, sweep.task.dataset.where(config)))
+            digest = data_digest(sweep.storage, sweep.task.dataset.where(config))
+            state = status(folder, tuple(sweep.task.keep(config)), digest)
             if state in ("done", "diverged"):
                 nan = {"epoch": config.epochs, sweep.space.metric: math.nan}
                 tune.report(nan if state == "diverged" else scored(sweep, config, view, folder))
                 return
-            job = Job(
-                sweep.task.name, (config,), ((),), view, sweep.space.metric, dead=(dead,), needs=launch.needs(spec)
-            )
+            keep, needs = (tuple(sweep.task.keep(config)),), launch.needs(spec)
+            job = Job(sweep.task.name, (config,), keep, view, sweep.space.metric, dead=(dead,), needs=needs)
             try:
                 run_job(job, launch, f"{launch.id} {tune.get_context().get_trial_id()}")
                 return

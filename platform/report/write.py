@@ -49,13 +49,20 @@ def fill_and_keep(plan: Plan, into: Storage | None = None) -> dict[str, FilledTa
     Those that are kept in the report's folder (`into`, else `report`), complete and unchanged are not filled again.
     """
     filled, into = {}, into or plan.storage / "report"
+    keep_requests(plan)
     for name, of in plan.tables.items():
         request = request_of(name, plan.scale, plan.changes, plan.rows)
         with plan.storage.snapshot() as snapshot:
             part, current = _kept_section(request, into, snapshot) or (None, False)
             filled[name] = part if part and current else keep_section(request, of, plan.storage, into, snapshot)
-        plan.storage.write_json(f"tables/{request_slug(request)}.json", request)
     return filled
+
+
+def keep_requests(plan: Plan) -> None:
+    """Record that a plan's tables were asked for: `gc` keeps their runs, also before they are filled."""
+    for name in plan.tables:
+        request = request_of(name, plan.scale, plan.changes, plan.rows)
+        plan.storage.write_json(f"tables/{request_slug(request)}.json", request)
 
 
 def request_of(table: str, scale: str, changes: Mapping[str, object], rows: Sequence[str] = ()) -> Request:

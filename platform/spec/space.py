@@ -166,6 +166,10 @@ class Space:
     def _check_together(self) -> None:
         if "epoch" in {*self.axes, *self.view}:
             raise UserError("view.epoch: a sweep scores the last epoch; search or set the field epochs instead")
+        if "epochs" in self.domains and self.scheduler:
+            raise UserError(
+                f"scheduler: {self.scheduler!r} compares trainings of one length, and epochs are searched; leave it out"
+            )
         if self.axes and self.scheduler:
             raise UserError(
                 f"scheduler: {self.scheduler!r} stops trainings, and the points of view.{min(self.axes)} share theirs; "

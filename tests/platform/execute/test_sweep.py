@@ -114,6 +114,49 @@ def test_the_files_of_a_sweep_are_named_by_what_its_points_depend_on(storage):
     assert path(GRID) != paths[0]
 
 
+def test_a_searchers_points_find_every_data_set_that_they_may_read(storage):
+    domains = {"environment": tune.choice(["HalfCheetah", "Hopper"]), "learning_rate": tune.loguniform(1e-4, 1e-3)}
+    space = Space(
+        task="rl", domains=domains | {"seed": tune.choice([0, 1])}, metric="score", mode="max", search="optuna"
+    )
+    made = Sweep(name="s", space=space, scale="smoke", changes={}, storage=storage)
+    where = find("rl").dataset.where
+    sets = [where(config) for config in sweep._configs_of_data(made)]
+    assert (
+        sets == [where(made.config({"environment": name})) for name in ("HalfCheetah", "Hopper")]
+        and len(set(sets)) == 2
+    )
+    alone = replace(made, space=replace(space, domains={"learning_rate": domains["learning_rate"]}))
+    assert sweep._configs_of_data(alone) == [alone.base]
+
+
+@pytest.mark.parametrize("name", ["lr/first", "../x", "-x", "a b"])
+def test_a_sweeps_name_is_one_of_files(storage, name):
+    with pytest.raises(UserError, match="cannot name a sweep's files"):
+        retable.sweep("halves_grid", storage=storage.root, name=name)
+
+
+@pytest.mark.parametrize("text", ["[1]", "{}", '[{"fingerprint": "a", "more": 1}]'])
+def test_a_journal_that_is_none_is_named(storage, text):
+    storage.write("sweeps/s.json", text)
+    with pytest.raises(UserError, match=r"sweeps/s.json: no sweep's points; mend or remove it first"):
+        read_points(storage, "sweeps/s.json")
+
+
+def test_a_grid_that_breaks_off_has_named_its_runs(storage, monkeypatch):
+    """`gc` takes what no table and no sweep names."""
+
+    def stops(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "execute", stops)
+    with pytest.raises(KeyboardInterrupt):
+        retable.sweep("halves_grid", storage=storage.root)
+    (path,) = (f"sweeps/{name}" for name in storage.list("sweeps"))
+    runs = {RunFolder.of(storage, TASK, override(Config(), {"rate": rate})).fingerprint for rate in (0.001, 0.1)}
+    assert {point.fingerprint for point in read_points(storage, path)} == runs
+
+
 def test_what_diverged_never_wins(storage, no_ray):
     space = replace(GRID, domains={"rate": tune.grid_search([0.001, 0.01, 0.1])}, metric="error", mode="min")
     values = {}

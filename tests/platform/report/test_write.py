@@ -421,3 +421,16 @@ def test_a_change_in_any_room_renews_the_tables_that_are_kept(room, monkeypatch,
     file = max((tmp_path / "platform" / room).glob("*.py"), key=lambda path: path.stat().st_size)
     file.write_text(file.read_text() + "# changed\n")
     assert report.code_digest.__wrapped__("line") != before
+
+
+def test_a_table_that_breaks_off_has_named_its_runs(storage, monkeypatch):
+    """`gc` takes finished runs that no table names, also of a campaign that is at work."""
+
+    def stops(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "execute", stops)
+    with pytest.raises(KeyboardInterrupt):
+        api.reproduce("line/table1", scale="smoke", set={"seed": [7, 8]}, storage=storage)
+    (request,) = (storage.read_json(f"tables/{name}") for name in storage.list("tables"))
+    assert request == {"table": "line/table1", "scale": "smoke", "set": {"seed": [7, 8]}}

@@ -52,6 +52,10 @@ def space(**changes):
         ({"overrides": {"epoch": 1}}, "overrides: unknown field 'epoch'; did you mean 'epochs'"),
         ({"domains": LIMIT, "search": "optuna"}, "search: 'optuna' learns from one value a training"),
         ({"domains": LIMIT, "search": "random", "scheduler": "asha"}, "scheduler: 'asha' stops trainings"),
+        (
+            {"domains": {"epochs": tune.grid_search([2, 9])}, "scheduler": "asha"},
+            "scheduler: 'asha' compares trainings",
+        ),
     ],
 )
 def test_a_wrong_word_is_refused_when_a_space_is_made(changes, said):
