@@ -192,7 +192,12 @@ def train(
     failures = execute(work, resources or Resources())
     if failures:
         raise UserError(next(iter(failures.values())))
-    return TrainedRun(task_value, RunFolder.of(work.storage, task_value, config), config)
+    folder = RunFolder.of(work.storage, task_value, config)
+    if work.trainings[folder.path].status == "parent diverged":
+        raise UserError(
+            f"run {folder.fingerprint}: the run it starts from diverged; try that one again: --retry-diverged"
+        )
+    return TrainedRun(task_value, folder, config)
 
 
 def sweep(

@@ -285,14 +285,14 @@ def print_plan(work: Plan, wanted: Resources | None = None) -> None:
     states = Counter(training.status for training in work.trainings.values())
     shown = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     chosen = f" (--rows {' '.join(map(shlex.quote, work.rows))})" if work.rows else ""
-    grid.add_row("tables", f"{len(work.tables)} with {rows} rows, {cells} replicates{chosen}")
+    grid.add_row("tables", Text(f"{len(work.tables)} with {rows} rows, {cells} replicates{chosen}"))
     grid.add_row("unique trainings", f"{len(work.trainings)} ({shown})" if shown else "0")
     waves = len({training.wave for training in work.missing})
     grid.add_row("groups to train", f"{len(work.groups)} stackable, in {waves} wave{'s' if waves != 1 else ''}")
     remarks = {"a training takes": summary(work, wanted), "from a bundle": sent_notes(work), "data": work.data_notes()}
     for title, lines in remarks.items():
         for number, line in enumerate(lines):
-            grid.add_row("" if number else title, line)
+            grid.add_row("" if number else title, Text(line))
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
     grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
     known = cost.learn(work)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table as Grid
+from rich.text import Text
 
 from retable.platform.cli.runs import plain
 from retable.platform.console import console
@@ -35,7 +36,7 @@ def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
         shown.add_column(title, justify="right" if title in (scale, "small", "published") else "left")
     for line in summary_lines(own, shipped):
         small = [line.small] if shipped else []
-        shown.add_row(line.paper, line.filled, line.about, line.here, *small, line.published)
+        shown.add_row(*map(Text, (line.paper, line.filled, line.about, line.here, *small, line.published)))
     console.print()
     console.print(shown)
     if scale == SMOKE:
@@ -56,7 +57,7 @@ def print_section(part: FilledTable) -> None:
     """Print a filled table, and the verdicts of a table or figure."""
     from retable.platform.report.render import about, bundled, commits, grid, other_code, remarks
 
-    console.print(f"\n[bold]{part.name}[/]  {part.title}")
+    console.print(f"\n[bold]{part.name}[/]  {escape(part.title)}")
     say(about(part))
     for text in (part.caution, part.apart):
         if text:
@@ -65,10 +66,10 @@ def print_section(part: FilledTable) -> None:
         header, lines = grid(part)
         shown = Grid(box=None, padding=(0, 1))
         for position, title in enumerate(header):
-            shown.add_column(title, justify="right" if position else "left")
+            shown.add_column(escape(title), justify="right" if position else "left")
         present = [line for line, row in zip(lines, part.rows, strict=True) if row.replicates or not row.absent]
         for line in present:
-            shown.add_row(*line)
+            shown.add_row(*map(Text, line))
         console.print(shown)
         if count := len(lines) - len(present):
             say(f"{plural(count, 'row')} not at this scale")

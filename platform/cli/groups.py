@@ -108,11 +108,13 @@ def _group(name: str, app: typer.Typer) -> TyperGroup:
 
 
 def entry(name: str) -> Record:
-    """Return what a task says of itself: `about`, `tables` and `scales`; or `missing`, what is not installed."""
+    """Return what a task says of itself: `about`, `tables` and `scales`; or `missing`, why its code does not load."""
     try:
         task = tasks.find_description(name)
     except Missing as error:
         return {"missing": str(error)}
+    except Exception as error:  # a task's own code: the others are listed nevertheless
+        return {"missing": f"its code does not load ({one_line(error)})"}
     return {
         "about": task.about,
         "tables": {table: content.title for table, content in task.tables().items()},

@@ -201,11 +201,13 @@ class DatasetCache:
 
 def _make_set(task_name: str, config: Config, storage: Storage) -> str | None:
     """Prepare a dataset; return why it failed, or None."""
+    dataset = find(task_name).dataset
     try:
-        find(task_name).dataset.prepare(config, storage)
+        dataset.prepare(config, storage)
+        path = f"data/{dataset.where(config)}/dataset.json"
+        return None if storage.exists(path) else f"the task's `prepare` wrote no {path}, which its `where` names"
     except Exception as error:
         return one_line(error)
-    return None
 
 
 def _read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None, Arrays | None]:

@@ -163,7 +163,7 @@ def environment(storage: str, folder: Path) -> dict[str, str]:
         variables[commit.VARIABLE] = made
     places = []
     for place in filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)):
-        path = Path(place).absolute()
+        path = Path(os.path.abspath(place))
         if path.exists() and not path.is_relative_to(folder):
             raise UserError(
                 f"RETABLE_TASKS names {path}, which is outside of {folder}; use --working-dir, or move it there"
@@ -202,7 +202,7 @@ def submit(address: str, words: Sequence[str], storage: str, folder: Path) -> st
     if not words or words[0] not in COMMANDS:
         raise UserError(f"submit: write a command after --, such as `-- reproduce rl`; of {', '.join(COMMANDS)}")
     _check_shared(storage)
-    folder = folder.absolute()
+    folder = Path(os.path.abspath(folder))
     variables = environment(storage, folder)
     _check_upload(folder)
     client = connect(address)

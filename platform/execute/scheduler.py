@@ -20,7 +20,7 @@ from retable.platform.execute.scoring import ScoringTasks
 from retable.platform.execute.session import possible_resources
 from retable.platform.execute.trials import Job, Launch, check, concurrent, fit
 from retable.platform.plan.graph import Node, Order, data_key, evaluation_nodes, train_key, train_nodes
-from retable.platform.plan.plan import Plan, Prediction, Scoring, Shared, Training, name_of, stacks
+from retable.platform.plan.plan import Plan, Prediction, Scoring, Shared, Training, data_digest, name_of, stacks, status
 from retable.platform.spec.resources import Requirements, Resources, largest
 from retable.platform.store.lease import StaleLeaseWatcher
 from retable.platform.store.run import RunFolder
@@ -392,9 +392,11 @@ class After:
     def finish(self) -> dict[str, str]:
         """Process all finished runs, wait for every task, and return the failures."""
         runs: list[Scoring | Prediction] = [*self.plan.unscored, *self.plan.predictions.values()]
-        for folder in {item.folder.path: item.folder for item in runs}.values():
-            if folder.result() is not None:
-                self.submit(folder)
+        for item in {item.folder.path: item for item in runs}.values():
+            digest = data_digest(self.plan.storage, item.task.dataset.where(item.config))
+            keep = self.plan.trainings[item.folder.path].keep
+            if status(item.folder, keep, digest) in ("done", "diverged"):  # others are still to be trained again
+                self.submit(item.folder)
         with self.scorer.board.show():
             while self.scorer.pending:
                 self.poll(None)

@@ -518,6 +518,7 @@ def growth() -> dict[str, float]:
     return reported or _launched() or scheduled()
 
 
+@functools.cache
 def _launched() -> dict[str, float]:
     """Return the same of the cluster launcher's file, which lies on the head: its autoscaler does not report it."""
     import yaml
@@ -527,8 +528,11 @@ def _launched() -> dict[str, float]:
         return _most(yaml.safe_load(path.read_text()))
     except FileNotFoundError:
         return {}
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        errors.print(f"note: {path} is no file of Ray's cluster launcher; the cluster is taken as it is ({error})")
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        why = one_line(error)
+        errors.print(
+            f"note: {path} is no file of Ray's cluster launcher; the cluster is taken as it is ({why})", markup=False
+        )
         return {}
 
 

@@ -146,7 +146,7 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
                 each.fail(str(error))
             raise
         state = status(folder, keep, digest, weights=True)
-        if state in ("data changed", "weights not kept", "weights not sent"):
+        if state in ("data changed", "weights not kept", "weights not sent", "diverged"):
             forget(folder, state == "data changed")
         if state in ("done", *over):  # another one has just ended
             attempt.write_state("released", -1)

@@ -102,7 +102,7 @@ def _find_references(storage: Storage, notes: list[str]) -> References:
                 task = tasks.find(name)
                 every: list[tuple[str, str, dict[str, object]]]
                 every = [(table, scale, {}) for table in task.tables() for scale in task.scales()]
-            except ImportError as error:
+            except Exception as error:  # a task's own code may raise anything
                 notes.append(f"left alone: all of {name}, whose code does not load here ({one_line(error)})")
                 continue
             named.tasks.add(name)

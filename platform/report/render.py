@@ -186,7 +186,7 @@ def in_order(claims: Sequence[FilledClaim]) -> list[FilledClaim]:
 
 def markdown(part: FilledTable) -> str:
     """Return a section as Markdown."""
-    lines = [f"## {part.name}: {part.title}", "", f"*{_plain(about(part))}.*", ""]
+    lines = [f"## {part.name}: {_plain(part.title)}", "", f"*{_plain(about(part))}.*", ""]
     lines += [line for text in (part.caution, part.apart) if text for line in (_plain(text), "")]
     if part.scale == SMOKE:
         lines += ["> Smoke scale: this proves the path, its numbers mean nothing.", ""]
@@ -196,7 +196,7 @@ def markdown(part: FilledTable) -> str:
     elif part.drawn:
         lines += [f"![{_plain(part.title)}]({slug_of(part)}.png)", ""]
     lines += [f"*{_plain(line)}*\n" for line in bundled(part)]
-    lines += [f"{commit_line}\n"] if (commit_line := commits(part)) else []
+    lines += [f"{_plain(commit_line)}\n"] if (commit_line := commits(part)) else []
     lines += [*map(_claim_line, in_order(part.claims)), ""] if part.claims else []
     if notes := [*filter(None, [part.note, taken(part), other_code(part)]), *remarks(part)]:
         lines += ["<details><summary>Settings and remarks</summary>", "", *(f"{_plain(note)}\n" for note in notes)]

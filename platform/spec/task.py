@@ -399,10 +399,10 @@ def _package(name: str) -> ModuleType:
 
 
 def find_loadable(name: str) -> Task | None:
-    """Return a task by name; None where there is none of that name, or what it needs is not installed."""
+    """Return a task by name; None where there is none of that name, or its code does not load here."""
     try:
         return find(name) if name in names() else None
-    except ImportError:
+    except Exception:  # a task's own code may raise anything
         return None
 
 

@@ -14,7 +14,7 @@ import lzma
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -130,6 +130,7 @@ def write_bundle(file: Path, about: Mapping[str, object], files: Mapping[str, Ca
     except FileNotFoundError as error:
         raise UserError(f"{error.args[0]} went while it was packed; run the same command again") from error
     manifest = json.dumps({"format": FORMAT, **about, "members": listed}, sort_keys=True).encode()
+    _check_sizes(listed, len(manifest), _is_heavy(about))
     writing = file.with_name(f".writing-{os.getpid()}-{file.name}")
     try:
         with disk_errors(str(file)):
@@ -226,6 +227,25 @@ def _whole(file: Path, stream: Stream, member: Member) -> bytes:
     return content
 
 
+def _is_heavy(about: Mapping[str, object]) -> bool:
+    """Return whether a bundle may hold weights."""
+    return bool(about.get("weights")) or bool(about.get("resume"))
+
+
+def _check_sizes(listed: Sequence[tuple[str, int, str]], manifest: int, heavy: bool) -> None:
+    """Refuse to write what nobody could unpack.
+
+    Raises:
+        UserError: naming the file, or the remedy.
+    """
+    for path, size, _ in listed:
+        most = KINDS[kind][1] if (kind := kind_of(path)) else 0
+        if size > most:
+            raise UserError(f"{path}: {size:,} bytes, a bundle takes {most:,} of such a file; leave it out")
+    if len(listed) > MEMBERS or manifest > _MANIFEST_SIZE or sum(size for _, size, _ in listed) > TOTAL[heavy]:
+        raise UserError(f"{len(listed):,} files are more than one bundle takes; pack fewer tables in each")
+
+
 def _manifest(file: Path, stream: Stream) -> tuple[Record, tuple[Member, ...]]:
     header = stream.header()
     if header is None or header[0] != MANIFEST or header[1] > _MANIFEST_SIZE:
@@ -242,7 +262,7 @@ def _manifest(file: Path, stream: Stream) -> tuple[Record, tuple[Member, ...]]:
     listed = about.pop("members", None)
     if not isinstance(listed, list) or len(listed) > MEMBERS:
         raise damaged(file, "the manifest lists no members, or too many")
-    heavy = bool(about.get("weights")) or bool(about.get("resume"))
+    heavy = _is_heavy(about)
     members = tuple(_member(file, each, heavy) for each in listed)
     paths = {member.path for member in members}
     above = {str(parent) for path in paths for parent in PurePosixPath(path).parents}

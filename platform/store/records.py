@@ -102,11 +102,18 @@ def _provenance(record: Mapping[str, object]) -> None:
         raise Malformed("the entry 'versions' is no object of texts")
     if not isinstance(data, dict) or not isinstance(data.get("digest"), str):
         raise Malformed("the entry 'data' is no dataset's")
+    own = record.get("own", {"name": "", "commit": ""})
+    if not isinstance(own, dict) or not all(isinstance(own.get(name), str) for name in ("name", "commit")):
+        raise Malformed("the entry 'own' names no task and commit")
 
 
 def _result(record: Record) -> None:
-    _numbers({"seconds": record["seconds"], "attempts": record.get("attempts", 1)}, "metrics")
-    _numbers(record.get("used", {}), "used")
+    spent = {"seconds": record["seconds"], "attempts": record.get("attempts", 1)}
+    for values, name in ((spent, "metrics"), (record.get("used", {}), "used")):
+        _numbers(values, name)
+        for what, value in values.items():
+            if value is None or not 0 <= value < LARGEST:
+                raise Malformed(f"{what[:60]!r} is no number of 0 or more")
     if not isinstance(record.get("diverged", ""), str):
         raise Malformed("the entry 'diverged' is no text")
     if not all(DIGEST.fullmatch(f"{epoch} {digest}") for epoch, digest in record["weights"].items()):

@@ -314,8 +314,9 @@ class Storage:
         Raises:
             UserError: where nothing can be written.
         """
-        self.write("writable.txt", "yes")
-        self.remove("writable.txt")
+        name = f".writing-{uuid.uuid4().hex[:8]}-writable.txt"  # of its own: others may check at the same time
+        self.write(name, "yes")
+        self.remove(name)
 
     def write_json(self, path: str, value: object) -> None:
         """Write `value` as indented JSON, with a stable order of keys."""
@@ -324,7 +325,7 @@ class Storage:
     @patient
     def remove(self, path: str) -> None:
         """Remove a file or a folder with all that is in it; absent is fine."""
-        with disk_errors(self._name(path)):
+        with disk_errors(self._name(path)), suppress(FileNotFoundError):  # another process was first
             kind = self.filesystem.get_file_info(self._path(path)).type
             if kind == fs.FileType.Directory:
                 self.filesystem.delete_dir(self._path(path))

@@ -255,6 +255,11 @@ def test_tasks_outside_of_the_upload_are_refused(checkout, monkeypatch, tmp_path
     monkeypatch.setenv("RETABLE_TASKS", str(tmp_path / "elsewhere"))
     with pytest.raises(UserError, match="outside of"):
         jobs.environment("/x", checkout)
+    monkeypatch.chdir(checkout)
+    (tmp_path / "papers").mkdir()
+    monkeypatch.setenv("RETABLE_TASKS", "../papers")
+    with pytest.raises(UserError, match="which is outside of"):
+        jobs.environment("/x", checkout)
     monkeypatch.setenv("RETABLE_TASKS", "/in/the/image")
     assert jobs.environment("/x", checkout)["RETABLE_TASKS"] == "/in/the/image"
 

@@ -157,6 +157,16 @@ def test_a_bad_member_is_one_line_and_takes_nobody_with_it(cluster, storage, tmp
     assert [t.config for t in compile_configs(LINES, [*good, bad], storage).missing] == [bad]
 
 
+def test_a_retry_of_what_diverged_has_provenance_of_its_own(storage):
+    (config,) = configs({"seed": 0})
+    folder = alone(storage.root, config)
+    folder.folder.write_json("result.json", folder.result() | {"diverged": "loss is nan at step 3"})
+    folder.folder.write_json("provenance.json", {"commit": "old"})
+    context = launch.Launch(storage, Resources(), {})
+    ours, _ = launch.claim_members(launch.Job("lines", (config,), ((),), retry=True), context, "here")
+    assert ours.folders == (folder,) and folder.result() is None and not folder.folder.exists("provenance.json")
+
+
 def test_members_that_were_finished_when_the_process_died_are_left_alone(storage, monkeypatch):
     """`finish` writes one result after the other: those behind the death go on without the others."""
     members = configs({"seed": 0}, {"seed": 1})

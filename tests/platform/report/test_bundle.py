@@ -23,7 +23,7 @@ from retable.platform.plan.gc import unused_bundles
 from retable.platform.plan.plan import compile_plan, left_out
 from retable.platform.report import describe, packing
 from retable.platform.report.html import render
-from retable.platform.report.render import bundled, came
+from retable.platform.report.render import bundled, came, markdown
 from retable.platform.report.results import fill
 from retable.platform.report.verifying import other_conditions, same
 from retable.platform.report.write import fill_and_keep, write_report
@@ -648,10 +648,12 @@ WRONG = {
         {"metrics": {"rmse": "x"}}, {"metrics": []}, {"metrics": {"rmse": 10**400}}, {"data": 3}, {"weights": {"1": 3}},
         {"weights": {"../x": "0" * 64}}, {"weights": {"1": "../../../etc"}}, {"seconds": None}, {"used": [1]},
         {"used": {"cpu_seconds": "x"}}, {"diverged": 3}, {"attempts": {}},
+        {"seconds": float("nan")}, {"seconds": -1.0}, {"attempts": float("inf")},
+        {"used": {"cpu_seconds": float("inf")}},
     ],
     "provenance.json": [
         {"host": 3}, {"device": []}, {"versions": [1]}, {"versions": {"torch": 3}}, {"data": []}, {"data": {}},
-        {"commit": {}},
+        {"commit": {}}, {"own": {"name": ["x"], "commit": "a"}}, {"own": {"name": "x", "commit": 3}}, {"own": "x"},
     ],
     "config.json": [{"config": []}, {"version": "1"}, {"task": 3}, {"task": "rl"}],
     "scores.json": [{"metrics": {"rmse": []}}, {"metrics": 3}, {"view": []}, {"weights": None}],
@@ -682,6 +684,7 @@ def test_texts_of_a_bundle_are_escaped_in_the_page_and_move_no_cursor(contents, 
     for path, data in contents.items():
         if path.endswith("provenance.json"):
             made = json.loads(data) | {"host": EVIL, "device": EVIL, "command": EVIL, "started": EVIL, "commit": EVIL}
+            made["own"] = {"name": EVIL, "commit": "a" * 40}
             made["data"] = made["data"] | {"points": EVIL}
             evil[path] = json.dumps(made).encode()
     file = written(tmp_path / "evil.bundle", contents | evil, host=EVIL, device=EVIL, packed=EVIL)
@@ -690,11 +693,29 @@ def test_texts_of_a_bundle_are_escaped_in_the_page_and_move_no_cursor(contents, 
     parts = fill_and_keep(plan_of(there))
     for part in parts.values():
         print_section(part)
+        assert "<script" not in markdown(part)
         assert "\x1b" not in " ".join([*bundled(part), *map(came, (e.origin for r in part.rows for e in r.replicates))])
     assert "\x1b]" not in capsys.readouterr().out and "\u202e" not in capsys.readouterr().out
     page, details = render(list(parts.values()), "x", there / "report", single=True)
     assert "<script>alert" not in page and "<script>alert" not in details and "alert(1)" in page
     assert lines
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        ("KINDS", {"config": ("x", 3)}, "config.json: .* bytes, a bundle takes 3 of such a file; leave it out"),
+        ("MEMBERS", 2, "files are more than one bundle takes; pack fewer tables in each"),
+        ("_MANIFEST_SIZE", 9, "pack fewer tables"),
+        ("TOTAL", (9, 9), "pack fewer tables"),
+    ],
+)
+def test_what_nobody_could_unpack_is_not_packed(sender, tmp_path, monkeypatch, limit, value, words):
+    value = bundle.KINDS | value if isinstance(value, dict) else value
+    monkeypatch.setattr(bundle, limit, value)
+    with pytest.raises(UserError, match=words):
+        api.pack("line/table1", scale="smoke", storage=sender, out=tmp_path / "x.bundle")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_summary_that_fits_no_claim_is_one_line(contents, tmp_path):

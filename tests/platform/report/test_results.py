@@ -227,6 +227,16 @@ def test_what_scores_do_not_show_stands_below_the_data(storage, capsys):
     assert "Not real." in capsys.readouterr().out
 
 
+def test_brackets_of_labels_headers_and_titles_are_printed(storage, capsys):
+    finish(storage, Config(seed=0))
+    part = fill(
+        planned(storage, Row(label="ResNet [he2016] [/wide]"), columns=[replace(RMSE, header="acc [dev]")]), "line/t"
+    )
+    print_section(replace(part, title="Errors [test split]"))
+    shown = capsys.readouterr().out
+    assert "ResNet [he2016] [/wide]" in shown and "acc [dev]" in shown and "Errors [test split]" in shown
+
+
 def test_a_row_may_read_another_metric_than_its_column(storage):
     row = Row(label="a", metrics={"RMSE": "slope"})
     finish(storage, Config(seed=0), slope=5.0)
