@@ -350,8 +350,8 @@ def write_report(
     if tables:
         filled = write.fill_and_keep(plan(*tables, **request, storage=storage, train=False), into)
         return write.write_report(storage, into, single, list(filled.values()))
-    if request.get("set") or request.get("rows"):
-        raise UserError("--set and --rows choose from tables; name some, such as rl/figure1")
+    if request.get("set") or request.get("rows") or request.get("scale", DEFAULT_SCALE) != DEFAULT_SCALE:
+        raise UserError("--scale, --set and --rows choose from tables; name some, such as rl/figure1")
     if not storage.list("tables"):
         raise UserError(f"{storage}: no tables have been reproduced here; retable.reproduce(...) fills some")
     return write.write_report(storage, into, single)

@@ -110,7 +110,7 @@ def read_switches() -> None:
 
 
 def ping_cluster(address: str, timeout: float) -> None:
-    """Return the id of a cluster, from its head.
+    """Ask the head of a cluster for its id.
 
     Uses Ray's gRPC channel (which sends the token), its resolution of `auto`, and its generated protocol. If Ray moves
     them, no cluster can be joined: `check_cluster` fails with an ImportError or AttributeError.

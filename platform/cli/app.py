@@ -458,8 +458,9 @@ def score(
         request = {"scale": scale, "set": changes, "rows": rows or (), "storage": storage}
         _fill_tables([run], request, Resources(), train=False)
         return
-    if rows:
-        raise UserError(f"--rows chooses rows of a table, and {run!r} is a run; leave it out")
+    for option, given in (("--rows", rows), ("--scale", scale != tasks.DEFAULT_SCALE)):
+        if given:
+            raise UserError(f"{option} is about a table, and {run!r} is a run; leave it out")
     loaded = retable.load(run, storage)
     for name, value in loaded.score(changes).items():
         console.print(f"  {name}  {value:.6g}")

@@ -78,10 +78,10 @@ class Resources:
         Raises:
             UserError: naming the field.
         """
-        least = {"workers": 1, "cpus": 1, "gpus": 0, "checkpoint_every": 0, "read_ahead": 0, "stack": 0}
+        least = {"workers": 1, "cpus": 1, "gpus": 0, "checkpoint_every": 0, "read_ahead": 0, "stack": 0, "deadline": 0}
         for name, lowest in least.items():
             value = getattr(self, name)
-            kind = (int, float, np.number) if name in ("gpus", "read_ahead") else (int, np.integer)
+            kind = (int, float, np.number) if name in ("gpus", "read_ahead", "deadline") else (int, np.integer)
             if value is None and name in ("workers", "cpus", "gpus"):
                 continue
             if not isinstance(value, kind) or isinstance(value, bool) or not value >= lowest:

@@ -140,6 +140,23 @@ def test_nothing_is_written_over_and_what_is_left_to_do_is_said(table, tmp_path,
     assert files == {path.name: path.read_text() for path in (tmp_path / "mine").rglob("*.py")}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["list"], ["tables"], ["gc"], ["plan", "rl/table1", "--set", "sedd=1"]],
+)
+def test_a_task_of_ones_own_that_does_not_load_leaves_the_others_alone(tmp_path, words):
+    mine = tmp_path / "papers" / "mine"
+    mine.mkdir(parents=True)
+    (mine / "__init__.py").write_text("TASK = (\n")
+    (tmp_path / "results/tables").mkdir(parents=True)
+    environment = {**os.environ, "RETABLE_TASKS": str(mine.parent), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "retable.platform.cli", *words]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "Traceback" not in done.stderr, done.stderr
+    told = {"plan": "unknown field 'sedd'", "tables": "no tables have been reproduced here"}
+    assert told[words[0]] in done.stderr if words[0] in told else done.returncode == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [None, CSV, "Model,Acc\nA,81.0\nB,83\n", "Model,Other\nA,81.0\n"])
 def test_what_is_written_is_tidy_passes_its_test_and_fills_its_table(table, tmp_path, monkeypatch, text):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
+from retable.platform.execute import datasets
 from retable.platform.execute.datasets import DatasetCache, Entry
 from retable.platform.execute.session import ray_cluster
 from retable.platform.spec.task import find
@@ -43,6 +44,14 @@ def test_a_missing_set_is_made_read_lent_and_dropped_after_its_last_training(clu
         shelf.add_user(WHERE)
         shelf.release(WHERE, trainings)
     assert borrowed(shelf) is None and not shelf.entries
+
+
+def test_a_task_whose_prepare_writes_elsewhere_is_told_so(storage, monkeypatch):
+    """Else the set is made again and again."""
+    dataset = dataclasses.replace(LINE.dataset, prepare=lambda config, storage: None)
+    monkeypatch.setattr(datasets, "find", lambda name: dataclasses.replace(LINE, dataset=dataset))
+    why = datasets._make_set("line", LINE.config(), storage)
+    assert why == f"the task's `prepare` wrote no data/{WHERE}/dataset.json, which its `where` names"
 
 
 @pytest.mark.slow

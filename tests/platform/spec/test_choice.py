@@ -226,9 +226,9 @@ def test_a_report_and_scores_of_chosen_rows(storage, capsys):
     said = capsys.readouterr().out
     assert "nothing to do" in said or "1 with 1 rows" in said
     assert "fast" in said and "slow" not in said.split("claim")[0]
-    with pytest.raises(UserError, match="--rows chooses rows of a table, and 'latest' is a run"):
+    with pytest.raises(UserError, match="--rows is about a table, and 'latest' is a run"):
         app.score("latest", rows=["fast"], storage=where)
-    with pytest.raises(UserError, match="--set and --rows choose from tables"):
+    with pytest.raises(UserError, match="--scale, --set and --rows choose from tables"):
         app.report(rows=["fast"], storage=where)
 
 

@@ -78,6 +78,7 @@ def test_runs_are_chosen_by_fields_of_config_and_listing_and_sorted(storage):
     [
         (("runs", "--where", "rat=1"), "--where: no run here has a field 'rat'; did you mean 'rate'?"),
         (("runs", "--where", "rate"), "--where rate: write it as path=value, e.g. --where seed=3"),
+        (("runs", "--where", "age=1"), "--where: no run here has a field 'age'"),
         (("runs", "--sort", "nothing"), "--sort: no run here has a field 'nothing'"),
         (("runs", "--state", "finishd"), "--state finishd: no such state; did you mean 'finished'?"),
         (("runs", "lin"), "no runs of lin; did you mean 'line'?"),

@@ -1,5 +1,6 @@
 """A folder, a bucket (moto's server) and an fsspec file system behave alike; what fails says so in one line."""
 
+import copy
 import errno
 import os
 import pickle
@@ -98,6 +99,23 @@ def test_json_comes_back_in_a_stable_order(place):
     assert text.index('"a"') < text.index('"b"') and text.index('"c"') < text.index('"d"')
     storage.write("y.json", '{"a":')
     assert "y.json: not a JSON file" in refused(lambda: storage.read_json("y.json"))
+
+
+def test_what_another_process_removed_first_is_gone(storage, monkeypatch):
+    storage.write("f", "x")
+    there = storage.filesystem.get_file_info(f"{storage.root}/f")
+    os.remove(f"{storage.root}/f")
+
+    class Late:
+        def __getattr__(self, name):
+            return getattr(storage.filesystem, name)
+
+        def get_file_info(self, path):
+            return there
+
+    late = copy.copy(storage)
+    object.__setattr__(late, "filesystem", Late())
+    late.remove("f")
 
 
 def test_files_and_folders_are_removed_with_all_that_is_in_them(place):
