@@ -52,6 +52,13 @@ def numbers(result):
     return {name: value for name, value in result["metrics"].items() if name != "seconds"}
 
 
+def test_a_child_of_a_run_that_diverged_is_refused_with_the_remedy(storage):
+    parent = plainly(storage, rate=0.01)
+    parent.folder.write_json("result.json", parent.result() | {"diverged": "loss is nan at step 3"})
+    with pytest.raises(UserError, match="the run it starts from diverged; try that one again: --retry-diverged"):
+        api.train("line", {"init": "parent", "init.overrides": [["rate", 0.01]]}, storage=storage.root)
+
+
 def test_a_trial_tells_its_first_epoch_and_then_no_more_than_one_a_second(monkeypatch):
     told, now = [], [100.0]
     monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
