@@ -124,7 +124,7 @@ def updates_needed(results: Results, row: str, level: float, environment: str, p
 def in_words(seeds: Iterable[Needed]) -> str:
     """Write the updates needed, seed by seed."""
     return ", ".join(
-        f"{'at most ' * needed.at_once}{needed.updates:,.0f}" if needed.reached else "not reached" for needed in seeds
+        f"{'≤ ' * needed.at_once}{needed.updates:,.0f}" if needed.reached else "not reached" for needed in seeds
     )
 
 
