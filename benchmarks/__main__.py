@@ -1,7 +1,8 @@
 """Measure ratios against a named reference, both in this process, and keep them with machine and versions.
 
 `python -m benchmarks [name ...]`, or `make bench` for all, prints each result and writes it to
-`benchmarks/results/<name>.json`. Others have a command line of their own:
+`benchmarks/results/<name>.json`; where the environment asks for another size or device, the file's name says so. Others
+have a command line of their own:
 
     python -m benchmarks gpu                measures what a GPU gives (`benchmarks/gpu/`)
     python -m benchmarks style_zoo          makes and judges style's zoo
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -53,6 +55,8 @@ BENCHMARKS = (
     "weather_world",
 )
 """Modules of this package, each imported when its turn comes: they need packages that not every machine has."""
+SIZES = tuple(f"RETABLE_BENCH_{what}" for what in ("DEVICE", "FILES", "NODES", "RUNS", "TRIALS", "VECTORS"))
+"""Variables that some of them read for another size or device."""
 OPTIONAL = ("audio_lance",)
 """Run only by name: they need a package that is in no extra."""
 
@@ -79,7 +83,8 @@ def main(words: list[str]) -> None:
             print(f"  {key}: {value:.4g}" if isinstance(value, float) else f"  {key}: {value}")
         where = collect()
         kept = {key: where[key] for key in ("device", "versions", "started")}
-        path = Path(__file__).parent / "results" / f"{name}.json"
+        sizes = [value for key, value in sorted(os.environ.items()) if key in SIZES]
+        path = Path(__file__).parent / "results" / f"{'-'.join([name, *sizes])}.json"
         path.write_text(json.dumps({"result": result, **kept}, indent=2) + "\n")
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import most_resident
 from retable.tasks.audio.tools.search import nearest
 
 VECTORS = sorted({1_000, 10_000, 100_000, int(os.environ.get("RETABLE_BENCH_VECTORS", 100_000))})
@@ -112,12 +113,6 @@ def grown(path: str, size: int, rows: int) -> None:
     before = most_resident()
     nearest.read(Path(path), size, rows, DIMENSION)
     print(most_resident() - before)
-
-
-def most_resident() -> float:
-    """Return the most memory that this process has had, MB."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def measure() -> dict[str, Any]:

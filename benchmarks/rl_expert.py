@@ -60,7 +60,8 @@ def main(
     else:
         networks = {"net_arch": {"pi": [64, 64], "qf": [width, width]}}
         model = sbx.CrossQ("MlpPolicy", name, policy_kwargs=networks, seed=seed, learning_starts=5000)
-    best = json.loads(kept.read_text())["return"] if kept.exists() else -np.inf
+    made = json.loads(kept.read_text()) if kept.exists() else {"return": -np.inf}
+    best = made["return"] - made.get("return_std", 0.0)  # of the committed ones the first is the difference
     while model.num_timesteps < steps:
         start = time.time()
         model.learn(evaluate_every, reset_num_timesteps=False)
@@ -87,7 +88,8 @@ def main(
                     "steps": model.num_timesteps,
                     "seed": seed,
                     "networks": {"actor": [64, 64], "critic": [width, width]},
-                    "return": best,
+                    "return": float(returns.mean()),
+                    "return_std": float(returns.std()),
                     "versions": versions,
                 },
             )

@@ -61,7 +61,7 @@ failed = api.execute(compile_configs(task, configs, storage, views), Resources()
 wall, cpu = time.perf_counter() - begun, time.process_time() - cpu
 done.set()
 assert not failed, failed
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 found = {"wall": wall, "cpu": cpu, "peak": peak, "ray": max(sizes) / 1e6, "submit": 1000 * sum(submits) / count}
 print(json.dumps(found))
 """

@@ -141,7 +141,7 @@ else:
     plan = compile_plan({"rl/many": (task, table)}, storage)
     found = len([t for t in plan.trainings.values() if t.status == "done"]), len(plan.unscored)
 lines = open("/proc/self/status").read().splitlines()
-peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 / 1e6
 print(json.dumps([found, time.perf_counter() - start, peak]))
 """
 

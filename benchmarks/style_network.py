@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks import most_resident
 from retable.tasks.style.files.assets import photographs
 from retable.tasks.style.files.images import read, square, to_tensor
 from retable.tasks.style.networks.network import TransformerNetwork
@@ -238,12 +238,6 @@ def peak(upsampling: str, height: int, width: int, way: str) -> None:
     before = most_resident()
     call(image)
     print(most_resident() - before)
-
-
-def most_resident() -> float:
-    """Return the most memory that this process has had, MB; `ru_maxrss` would count the parent's before `exec`."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def measure() -> dict[str, Any]:

@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import most_resident
+
 FRAMES, SHAPE, RATE = 96, (180, 320), 24
 """Frames of the shorter clip; height and width; frames a second."""
 FILTERS = {"identity": 0, "network of 8 filters": 8}
@@ -54,8 +56,7 @@ def one(path: str, filters: int) -> None:
     source = Path(path)
     written = stylise_video(source, source.with_suffix(".mkv"), stylise_stream(function), overwrite=True)
     rate = written.frames / (time.perf_counter() - start)
-    peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
-    print(rate, peak, written.frames)
+    print(rate, most_resident(), written.frames)
 
 
 def run(path: Path, filters: int) -> tuple[float, float]:

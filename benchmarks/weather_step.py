@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import most_resident
 from retable.platform.config import override
 from retable.platform.train.worker import Worker
 from retable.tasks.weather.config import Config
@@ -55,10 +55,7 @@ def one(model: str, setting: str) -> None:
     for _ in range(2):
         learner.step(sample)
     learner.forecast(sample)
-    status = Path("/proc/self/status").read_text()  # not getrusage: what the parent once held would count
-    peak = int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
-    if DEVICE == "cuda":
-        peak = torch.cuda.max_memory_allocated() / 1e6
+    peak = torch.cuda.max_memory_allocated() / 1e6 if DEVICE == "cuda" else most_resident()
     reference, _ = made(model, next(iter(SETTINGS)))
     step, plain_step = in_turn(lambda: learner.step(sample), lambda: reference.step(sample))
     forecast, plain_forecast = in_turn(lambda: learner.forecast(sample), lambda: reference.forecast(sample))
