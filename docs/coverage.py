@@ -92,16 +92,20 @@ def has(name: str, scale: str) -> bool:
 
 
 def rows(task: Task, key: str, table: AnyTable) -> str:
-    """Return the table's title, and its rows: whose they are, what they change, and at which scales they are run."""
+    """Return the table's title, and its rows: what they change, and at which scales they are run.
+
+    Where the paper gives numbers, also whose the rows are.
+    """
     scales = {name: scaled(table, scale) for name, scale in task.scales().items()}
-    kind = "figure" if isinstance(table, Figure) else "table"
+    kind, numbers = "figure" if isinstance(table, Figure) else "table", any(row.published for row in table.rows)
     over = "; ".join(f"{axis}: {', '.join(map(str, values))}" for axis, values in table.over.items())
     lines = [f"{table.title}. A {kind} of {len(table.rows)} rows" + (f", each over {over}" if over else "") + ".", ""]
-    lines += ["<details><summary>Its rows</summary>", "", "| row | of | what it is | scales |", "|---|---|---|---|"]
+    lines += ["<details><summary>Its rows</summary>", ""]
+    lines += [f"| row |{' of |' * numbers} what it is | scales |", f"|---|{'---|' * numbers}---|---|"]
     for place, row in enumerate(table.rows):
         there = [name for name, at in scales.items() if not at.rows[place].absent and runs(at.rows[place])]
-        whose = "paper" if row.published else kind if kind == "figure" else "ours"
-        lines.append(f"| {plain(row.label)} | {whose} | {what(row)} | {', '.join(there) or plain(row.absent) or '–'} |")
+        whose = f" {'paper' if row.published else 'ours'} |" * numbers
+        lines.append(f"| {plain(row.label)} |{whose} {what(row)} | {', '.join(there) or plain(row.absent) or '–'} |")
     return "\n".join([*lines, "", "</details>"])
 
 
