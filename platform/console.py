@@ -41,7 +41,10 @@ Into = Annotated[
 Mirror = Annotated[
     str, typer.Option(help="Address that holds the files below their host and path, e.g. http://mirror.example.")
 ]
-Where = Annotated[str, typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data and runs lie.")]
+Where = Annotated[
+    str,
+    typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
+]
 Run = Annotated[str, typer.Argument(help="A run's fingerprint or its first digits.")]
 Epoch = Annotated[int, typer.Option(help="A kept epoch; 0 is the last one.", min=0)]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:1 (default: a GPU if there is one).")]

@@ -24,10 +24,10 @@ import retable
 from retable.platform.cli import jobs, runs
 from retable.platform.cli.filled import FEW, print_section, print_summary, say
 from retable.platform.cli.groups import MARKUP, Commands, commands_of, entry
-from retable.platform.cli.runs import Rows, ScaleName, Set, Where
+from retable.platform.cli.runs import Rows, ScaleName, Set
 from retable.platform.commit import code_root
 from retable.platform.config import parse_set, set_line
-from retable.platform.console import console, errors, progress_bar, spread
+from retable.platform.console import Where, console, errors, progress_bar, spread
 from retable.platform.errors import UserError
 from retable.platform.spec import task as tasks
 from retable.platform.spec.resources import Resources, summary

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
-from retable.platform.cli.runs import COLOURS, MOST, Json, Where, answered, grid, print_json, show
-from retable.platform.console import console
+from retable.platform.cli.runs import COLOURS, MOST, Json, answered, grid, print_json, show
+from retable.platform.console import Where, console
 from retable.platform.store.storage import Record, Storage
 from retable.platform.text import age, clock
 

@@ -16,9 +16,10 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 import retable
+from retable.platform import text as texts
 from retable.platform.cli.groups import entry
 from retable.platform.config import describe, parse_set
-from retable.platform.console import console, errors, print_lines, progress_bar
+from retable.platform.console import Where, console, errors, print_lines, progress_bar
 from retable.platform.errors import UserError, nearest, redact
 from retable.platform.spec.task import names as names_of_tasks
 from retable.platform.store.storage import Storage
@@ -26,10 +27,6 @@ from retable.platform.text import age, clock, size
 
 app = typer.Typer()
 
-Where = Annotated[
-    str,
-    typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
-]
 ScaleName = Annotated[
     str, typer.Option("--scale", "-s", help="Size of the experiment: smoke, quick, small or paper (`retable list`).")
 ]
@@ -56,8 +53,7 @@ LAST = 12
 
 def plain(text: object) -> str:
     """Return a text as one line without control characters: names on a storage are not trusted."""
-    shown = " ".join(redact(str(text)).split())
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
+    return texts.plain(redact(str(text)), most=sys.maxsize)
 
 
 def print_json(value: object) -> None:

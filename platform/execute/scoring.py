@@ -99,13 +99,12 @@ def task_error(ref: Any) -> str | None:
     return failure
 
 
-def report_result(board: ProgressBoard, name: str, failure: str | None, weight: float = 1.0) -> bool:
-    """Show the outcome of a task; return whether it succeeded."""
+def report_result(board: ProgressBoard, name: str, failure: str | None, weight: float = 1.0) -> None:
+    """Show the outcome of a task."""
     if failure:
         board.fail(name, failure)
     else:
         board.done(name, weight)
-    return not failure
 
 
 def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, joined: bool) -> str | None:
