@@ -10,12 +10,14 @@ from retable.platform.config import override
 from retable.platform.console import ProgressBoard
 from retable.platform.execute import scheduler as flows
 from retable.platform.execute.callback import FAILURE, LATE, TAKEN
-from retable.platform.execute.scheduler import Scheduler, job_of
+from retable.platform.execute.scheduler import After, Scheduler, job_of
 from retable.platform.execute.trials import Launch
 from retable.platform.plan.plan import compile_configs, name_of
 from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import find
 from retable.platform.store.lease import acquire
+from retable.platform.store.run import RunFolder
+from tests.platform.halves import fit
 
 LINE = find("line")
 
@@ -241,3 +243,18 @@ def test_a_deadline_counts_from_when_it_was_set():
     assert not Resources().late and not Resources(deadline=60).late
     assert LONG_AGO.late and pickle.loads(pickle.dumps(LONG_AGO)).late
     assert Resources(deadline=5, made=1.0) == Resources(deadline=5, made=2.0)
+
+
+def test_only_runs_that_are_done_are_scored_at_the_end(storage, monkeypatch):
+    """After a deadline a run may still wait to be trained anew: for other data, or weights that were not kept."""
+    whole, early, changed = configs({"seed": 0}, {"seed": 1}, {"seed": 2})
+    for config in (whole, early, changed):
+        fit(storage, config, RunFolder.of(storage, LINE, config), (), LINE)
+    stale = RunFolder.of(storage, LINE, changed)
+    stale.folder.write_json("result.json", stale.result() | {"data": "others"})
+    views = [replace(LINE.view(), epoch=epoch) for epoch in (3, 1, 3)]
+    after = After(compile_configs(LINE, [whole, early, changed], storage, views))
+    told = []
+    monkeypatch.setattr(after, "submit", told.append)
+    after.finish()
+    assert [folder.path for folder in told] == [RunFolder.of(storage, LINE, whole).path]
