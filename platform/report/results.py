@@ -420,11 +420,13 @@ def _full(task: Task, name: str) -> dict[str, float]:
 
 
 def _runs(plan: Plan, task: Task, results: Results) -> dict[str, Record]:
-    """Return the facts about each run behind a number, each once."""
+    """Return the facts about each run behind a number, and those that it starts from, each once."""
     states = {}
-    for config in (each.config for rows in results.replicates.values() for each in rows if each.config is not None):
+    configs = [each.config for rows in results.replicates.values() for each in rows if each.config is not None]
+    for config in configs:  # it grows
         folder = RunFolder.of(plan.storage, task, config)
         if folder.fingerprint not in states and folder.folder.exists("provenance.json"):
+            configs += filter(None, [parent(config)])
             result = folder.result() or {}
             states[folder.fingerprint] = {
                 "task": task.name,

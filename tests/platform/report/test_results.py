@@ -67,6 +67,17 @@ def test_a_row_without_a_view_reads_the_training_itself(storage):
     assert gather(planned(storage, Row(label="a")), "line/t").values("a", "slope").tolist() == [1.5]
 
 
+def test_the_time_of_a_table_counts_the_runs_that_its_own_start_from(storage):
+    row = Row(label="a", overrides={"init": "parent", "init.overrides": [["rate", 0.5]], "rate": 0.9})
+    plan = planned(storage, row)
+    for training in plan.trainings.values():
+        folder = finish(storage, training.config)
+        folder.folder.write_json("result.json", folder.result() | {"used": {"cpu_seconds": 3600.0}})
+        folder.folder.write_json("provenance.json", {})
+    assert render.taken(fill(planned(storage, row), "line/t")) == "Its trainings took 4 h 00 min of one core (4 runs)."
+    assert len(plan.trainings) == 4, "two seeds, each from a run of its own"
+
+
 def test_scores_of_other_weights_and_runs_of_other_data_fill_nothing(storage):
     row = Row(label="a", view={})
     finish(storage, Config(seed=0))
