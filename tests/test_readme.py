@@ -86,7 +86,6 @@ def test_its_numbers_are_those_of_the_run_that_is_kept():
     [
         ("the improved 3D U-Net", "weather/table1", "BASELINE bce, improved, train all. Epoch 15", "Total"),
         ("persistence of a rain retrieval", "weather/table1", "persistence of a retrieval", "Total"),
-        ("an ensemble of two", "audio/table2", "ensemble", "mAP@10"),
     ],
 )
 def test_its_table_quotes_the_run_that_is_kept(words, table, row, column):

@@ -190,6 +190,6 @@ def scale(about: str, minutes: int, size: Reduced, seeds: tuple[int, ...]) -> Sc
 SCALES = {
     "smoke": scale("every row, a few steps each; scores mean nothing", 5, SMOKE, (0,)),
     "quick": scale("two systems, their mean and the linear control on generated recordings, 1 seed", 2, QUICK, (0,)),
-    "small": scale("generated recordings of 3 s, untrained encoders, all systems, 3 seeds", 180, SMALL, (0, 1, 2)),
+    "small": scale("generated recordings of 3 s, untrained encoders, all systems, 3 seeds", 255, SMALL, (0, 1, 2)),
     "paper": Scale(about="the published setting: WavCaps, AudioCaps and Clotho, pretrained encoders, GPUs"),
 }
