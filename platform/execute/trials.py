@@ -130,7 +130,8 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
         (c, keep, RunFolder.of(launch.storage, task, c), d)
         for c, keep, d in zip(job.configs, job.keep, dead, strict=True)
     ]
-    over = () if job.retry else ("diverged",)
+    over, again = ((), ("diverged",)) if job.retry else (("diverged",), ())
+    anew = ("data changed", "weights not kept", "weights not sent", *again)
     todo = [each for each in every if status(each[2], each[1], digest, weights=True) not in ("done", *over)]
     steps = [set(folder.checkpoints()) for _, _, folder, _ in todo]
     step = max(set.intersection(*steps), default=0) if steps else 0
@@ -146,7 +147,7 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
                 each.fail(str(error))
             raise
         state = status(folder, keep, digest, weights=True)
-        if state in ("data changed", "weights not kept", "weights not sent", "diverged"):
+        if state in anew:
             forget(folder, state == "data changed")
         if state in ("done", *over):  # another one has just ended
             attempt.write_state("released", -1)

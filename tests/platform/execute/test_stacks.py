@@ -167,6 +167,17 @@ def test_a_retry_of_what_diverged_has_provenance_of_its_own(storage):
     assert ours.folders == (folder,) and folder.result() is None and not folder.folder.exists("provenance.json")
 
 
+def test_what_another_command_has_just_seen_diverge_stays(storage, monkeypatch):
+    (config,) = configs({"seed": 0})
+    folder = alone(storage.root, config)
+    folder.folder.write_json("result.json", folder.result() | {"diverged": "loss is nan at step 3"})
+    states = iter(["to be continued", "diverged"])
+    monkeypatch.setattr(launch, "status", lambda *_, **__: next(states))
+    job = launch.Job("lines", (config,), ((),))
+    ours, taken = launch.claim_members(job, launch.Launch(storage, Resources(), {}), "here")
+    assert not ours.folders and not taken and folder.result() is not None
+
+
 def test_members_that_were_finished_when_the_process_died_are_left_alone(storage, monkeypatch):
     """`finish` writes one result after the other: those behind the death go on without the others."""
     members = configs({"seed": 0}, {"seed": 1})
