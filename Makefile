@@ -9,6 +9,7 @@ PIP_AUDIT = 2.10.1
 SITE = build/site-env
 MKDOCS ?= $(SITE)/bin/mkdocs
 
+.DEFAULT_GOAL := $(READY)
 .PHONY: reproduce serve check test test-all docs docs-check bench lint audit clean
 
 # TORCH=cpu takes PyTorch's wheels for CPUs, of the lock's versions, and none of NVIDIA's packages.
