@@ -127,4 +127,6 @@ def test_three_commands_agree_on_a_hundred_files_and_hear_what_ffmpeg_hears(tmp_
 
     bare = {file for file in files if "MP3 with a damaged" in file or "another rate" in file}  # FFmpeg's count is less
     off = {file: (seconds[file], plain_seconds(sounds / file)) for file in seconds.keys() - bare}
-    assert {file: pair for file, pair in off.items() if abs(pair[0] - pair[1]) > 0.05} == {}
+    whole = {f"{kind} {name}": length for kind, (name, _, length) in WHOLE.items()}  # FFmpeg believes sizes of headers
+    truth = {file: max(pair[1], whole.get(file, 0)) for file, pair in off.items()}
+    assert {file: pair for file, pair in off.items() if abs(pair[0] - truth[file]) > 0.05} == {}
