@@ -147,7 +147,7 @@ def onnx_way(network: TransformerNetwork) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Let so many processes multiply matrices, each on a core, while the block runs."""
+    """Keep so many cores busy with products of matrices, a process each, while the block runs."""
     spin = "import numpy as np\na = np.ones((256, 256), np.float32)\nwhile True: a = a @ a * 1e-3"
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     neighbours = [subprocess.Popen([sys.executable, "-c", spin], env=alone) for _ in range(count)]

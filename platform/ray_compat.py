@@ -32,7 +32,7 @@ class _AutoConnect:
 
 @contextmanager
 def ray_session() -> Iterator[None]:
-    """Let Ray connect by itself inside the block, then shut Ray down; afterwards it connects by itself as before.
+    """Allow Ray to connect by itself inside the block, then shut Ray down; afterwards it connects as before.
 
     A Train group whose node is lost needs that inside the block. Threads that the block leaves behind are excepted: a
     thread of Ray Data that outlives Ray would start another Ray, whose processes end with that thread, and this process

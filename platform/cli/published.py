@@ -110,7 +110,7 @@ def _read_cells(path: Path) -> tuple[list[list[str]], bool]:
     return rows, separator != ","
 
 
-def plain(cell: str, comma: bool = False) -> str:
+def first_number(cell: str, comma: bool = False) -> str:
     """Return the first number of a cell as Python writes it; "" where it has none.
 
     Args:
@@ -132,21 +132,21 @@ def plain(cell: str, comma: bool = False) -> str:
 
 
 def number(cell: str, comma: bool = False) -> float | None:
-    """Return the first number of a cell, or None where it has none; see `plain`."""
-    text = plain(cell, comma)
+    """Return the first number of a cell, or None where it has none; see `first_number`."""
+    text = first_number(cell, comma)
     return float(text) if text else None
 
 
 def digits(cell: str, comma: bool = False) -> int:
-    """Return how many digits stand after the point of a cell's first number; see `plain`."""
-    text = plain(cell, comma)
+    """Return how many digits stand after the point of a cell's first number; see `first_number`."""
+    text = first_number(cell, comma)
     return 0 if "e" in text.lower() else len(text.partition(".")[2])
 
 
 def _is_numeric(cells: Sequence[str], comma: bool) -> bool:
     """Return whether a column holds numbers: every cell does that is not empty, and one is not."""
     filled = [cell for cell in cells if cell.strip() not in NONE]
-    return bool(filled) and all(plain(cell, comma) for cell in filled)
+    return bool(filled) and all(first_number(cell, comma) for cell in filled)
 
 
 def value(cell: str, comma: bool = False) -> object:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -392,10 +393,10 @@ class After:
     def finish(self) -> dict[str, str]:
         """Process all finished runs, wait for every task, and return the failures."""
         runs: list[Scoring | Prediction] = [*self.plan.unscored, *self.plan.predictions.values()]
+        digest = functools.cache(functools.partial(data_digest, self.plan.storage))
         for item in {item.folder.path: item for item in runs}.values():
-            digest = data_digest(self.plan.storage, item.task.dataset.where(item.config))
-            keep = self.plan.trainings[item.folder.path].keep
-            if status(item.folder, keep, digest) in ("done", "diverged"):  # others are still to be trained again
+            keep, where = self.plan.trainings[item.folder.path].keep, item.task.dataset.where(item.config)
+            if status(item.folder, keep, digest(where)) in ("done", "diverged"):  # others wait to be trained again
                 self.submit(item.folder)
         with self.scorer.board.show():
             while self.scorer.pending:

@@ -481,7 +481,7 @@ def _run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, jour
 
 
 def _run_searcher(samples: int, launch: SweepLaunch, journal: _Journal) -> None:
-    """Let a searcher draw points, given the points that were tried before."""
+    """Run points that a searcher draws; it is given those that were tried before."""
     space = launch.sweep.space
     known = [point for point in journal.points.values() if point.value is not None]
     search = space.searcher(

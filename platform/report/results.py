@@ -423,7 +423,7 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, Record]:
     """Return the facts about each run behind a number, and those that it starts from, each once."""
     states = {}
     configs = [each.config for rows in results.replicates.values() for each in rows if each.config is not None]
-    for config in configs:  # it grows
+    for config in configs:  # parents join the list behind their children
         folder = RunFolder.of(plan.storage, task, config)
         if folder.fingerprint not in states and folder.folder.exists("provenance.json"):
             configs += filter(None, [parent(config)])

@@ -286,10 +286,8 @@ def select(runs: Sequence[Run], where: Mapping[str, object], states: Sequence[st
         if state not in get_args(State):
             raise UserError(f"--state {state}: no such state{nearest(state, get_args(State))}")
     by = sort.removeprefix("-")
-    for option, name in [*(("--where", name) for name in where), ("--sort", by)]:
-        if name not in (*FIELDS, *(["age"] if option == "--sort" else [])) and not any(
-            name in run.config for run in runs
-        ):
+    for option, name in [*(("--where", name) for name in where), *([("--sort", by)] if by != "age" else [])]:
+        if name not in FIELDS and not any(name in run.config for run in runs):
             known = {*FIELDS, "age", *(path for run in runs[:1000] for path in run.config)}
             raise UserError(f"{option}: no run here has a field {name!r}{nearest(name, known)}")
     selected = [run for run in runs if not states or run.state in states]

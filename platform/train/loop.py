@@ -96,7 +96,7 @@ class CheckpointClock:
         self.saved = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        """Note how long it took."""
+        """Record the seconds that it took."""
         self.cost, self.saved = time.monotonic() - self.saved, time.monotonic()
 
 

@@ -160,7 +160,7 @@ def above_chance(results: Results, row: AnyRow) -> Verdict:
 
 
 def published(recordings: int, percent: float) -> float:
-    """Return a published score as a share, whatever the number of recordings."""
+    """Return a published score as a share; as `chance` it takes the number of recordings, which does not matter."""
     return percent / PERCENT
 
 

@@ -67,7 +67,7 @@ class Reduced:
         return small
 
     def note(self, table: AnyTable) -> str:
-        """Say what stands for what."""
+        """Return the note of a table: which reduced setting stands for which published one."""
         if all(isinstance(row, Measurement) for row in table.rows):
             return ""
         stand_ins = {**self.audio, **self.text}

@@ -295,7 +295,7 @@ def _fitting(file: str, on_disk: Mapping[tuple[str, str], set[Path]]) -> list[Pa
 
 
 def describes(table: Path) -> bool:
-    """Say whether a CSV lists files with captions.
+    """Return whether a CSV lists files with captions.
 
     Raises:
         UserError: where it cannot be read.

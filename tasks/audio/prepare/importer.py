@@ -153,7 +153,7 @@ def _cut(full: Sequence[tuple[Entry, float]]) -> list[tuple[str, float]]:
 
 
 def _cut_line(place: Storage, cut: Sequence[tuple[str, float]]) -> str:
-    """Say which recordings were cut: the first few by name, the others by where they are listed."""
+    """Return a line on the recordings that were cut: the first few by name, the others by where they are listed."""
     named = ", ".join(f"{file} ({seconds:.0f} s)" for file, seconds in cut[:3])
     more = f", ...: see {place}/{CUT}" if len(cut) > 3 else ""
     return f"cut to their first {LONGEST:.0f} s ({len(cut)}): {named}{more}" if cut else ""

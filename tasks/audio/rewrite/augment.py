@@ -77,7 +77,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Report:
-    """What a call made of a data set's captions."""
+    """The outcome of a rewriting of a data set's captions."""
 
     captions: int
     """Those of Clotho's training set."""

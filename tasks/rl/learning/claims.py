@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from itertools import permutations
 
 import numpy as np
@@ -39,10 +39,9 @@ def slower(results: Results, slow: Row, fast: Row, level: float, policy: str) ->
         return untested(said)
     about = f"updates, {plural(len(slow_ones), 'pair')}"
     found = mean_of([[a.updates - b.updates for a, b in each] for each in pairs], about, "+,.0f").verdict()
-    least_of: dict[Status, Sequence[Needed]] = {"holds": fast_ones, "does not hold": slow_ones}
-    most_of: dict[Status, Sequence[Needed]] = {"holds": slow_ones, "does not hold": fast_ones}
-    decided = all(needed.reached for needed in least_of.get(found.status, ()))
-    decided = decided and not any(needed.at_once for needed in most_of.get(found.status, ()))
+    may_be_less = any(a.at_once for a in slow_ones) or not all(b.reached for b in fast_ones)
+    may_be_more = any(b.at_once for b in fast_ones) or not all(a.reached for a in slow_ones)
+    decided = not {"holds": may_be_less, "does not hold": may_be_more}.get(found.status, False)
     least = "" if all(needed.reached for needed in slow_ones) else "at least "
     undecided = "" if decided else "; a bound, as seeds are not there at the end or at once, which does not separate"
     return Verdict(found.status if decided else "not separable", f"{least}{found.because}; {said}{undecided}")

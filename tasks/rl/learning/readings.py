@@ -1,4 +1,4 @@
-"""What figures and claims both read off results: names of rows, scores by seed, sizes of files, updates needed.
+"""Readings of results for figures and claims: names of rows, scores by seed, sizes of files, updates needed.
 
 The score at the end depends on where one stops, and after a short training on little else. The updates until a run
 reaches a share of what the dense network ends at do not, once the dense network is done. BCQ and BC act with the same
