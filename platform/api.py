@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,14 @@ def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable],
     """Carry out a plan of tables, fill them and write the report; return the filled tables, and the failures."""
     failures = {}
     work.measure_on = resources.measure_on
-    if not work.nothing_to_do:
-        write.keep_requests(work)
-        failures = execute(work, resources)
-    filled = write.fill_and_keep(work)
-    if work.scale not in (SMOKE, measured.SCALE) and not work.changes and not work.rows:
+    whole = work.scale not in (SMOKE, measured.SCALE) and not work.changes and not work.rows
+    early = whole and work.missing and not work.unmeasured  # a measurement has the machine to itself
+    with measured.taking_in(work.tables, work.storage) if early else nullcontext():
+        if not work.nothing_to_do:
+            write.keep_requests(work)
+            failures = execute(work, resources)
+        filled = write.fill_and_keep(work)
+    if whole:
         measured.take_in(filled, work.storage)
     write.write_report(work.storage)
     return filled, failures

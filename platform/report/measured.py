@@ -5,11 +5,21 @@ They lie apart from the user's own runs, in `<storage>/measured/<task>-<digest>`
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from retable.platform.report.packing import unpack
-from retable.platform.report.write import keep_section, request_of, request_slug, table_of, task_of
+from retable.platform.report.write import (
+    keep_section,
+    request_of,
+    request_slug,
+    shipped_sections,
+    table_of,
+    task_of,
+)
 from retable.platform.spec.task import folder
 from retable.platform.store.run import sha256
 from retable.platform.store.storage import Storage
@@ -25,13 +35,37 @@ def bundle_of(task: str) -> Path | None:
     return file if file.is_file() else None
 
 
+def place_of(task: str, bundle: Path, storage: Storage) -> Storage:
+    """Return where the bundle of a task is unpacked."""
+    return storage / f"measured/{task}-{sha256(bundle.read_bytes())[:8]}"
+
+
+@contextmanager
+def taking_in(tables: Collection[str], storage: Storage) -> Iterator[None]:
+    """Do what `take_in` does, and draw these results, in another process while a block runs; wait for it at the end.
+
+    Nothing is begun where their bundles are unpacked. What that process could not do, `take_in` does, and says why not.
+    """
+    bundles = {task: file for task in map(task_of, tables) if (file := bundle_of(task))}
+    if all(place_of(task, file, storage).exists(_WHOLE) for task, file in bundles.items()):
+        yield
+        return
+    command = [sys.executable, "-m", __name__, str(storage), *tables]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as beside:
+        try:
+            yield
+        except BaseException:
+            beside.terminate()
+            raise
+
+
 def take_in(tables: Collection[str], storage: Storage) -> None:
     """Unpack the bundles of these tables' tasks, where that was not done, and fill the tables from them."""
     for task in dict.fromkeys(map(task_of, tables)):
         file = bundle_of(task)
         if file is None:
             continue
-        place = storage / f"measured/{task}-{sha256(file.read_bytes())[:8]}"
+        place = place_of(task, file, storage)
         if not place.exists(_WHOLE):
             for old in storage.list("measured"):  # of a former version of the package
                 if old.rpartition("-")[0] == task:
@@ -52,3 +86,9 @@ def _fill(name: str, place: Storage, storage: Storage) -> None:
         part = keep_section(request, table_of(request), place, storage / "report", snapshot)
     if part.filled:
         place.write_json(path, request)
+
+
+if __name__ == "__main__":
+    _storage = Storage.open(sys.argv[1])
+    take_in(sys.argv[2:], _storage)
+    shipped_sections(_storage, _storage / "report")

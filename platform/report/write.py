@@ -217,8 +217,8 @@ def code_digest(task: str) -> str:
     Raises:
         UserError: if there is no such task.
     """
-    files = [file for place in (code_root() / "platform", folder(task)) for file in place.rglob("*.py")]
-    parts = [f"{file.name} {sha256(file.read_bytes())}" for file in sorted(files)]
+    files = [file for place in (code_root() / "platform", folder(task)) for file in sorted(place.rglob("*.py"))]
+    parts = [f"{file.name} {sha256(file.read_bytes())}" for file in files]
     return sha256("\n".join([processor_name(), *parts]).encode())[:16]
 
 

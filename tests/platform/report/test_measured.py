@@ -1,6 +1,8 @@
 """Results that come with a task, beside those measured here: page, summary, and apart from the user's runs."""
 
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ from retable.platform.report import measured, packing
 from retable.platform.report.packing import pack
 from retable.platform.report.papers import join, summary_lines, verdict_lines
 from retable.platform.report.write import sections, shipped_sections, write_report
+from retable.platform.spec import task as spec
 from retable.platform.spec.claims import UNTESTED
 from retable.platform.spec.task import KeyNumber
 from retable.platform.store.run import RunFolder
@@ -124,6 +127,40 @@ def stopping_after(write, count):
         write(*given)
 
     return stopping
+
+
+@pytest.fixture
+def brought(storage, tmp_path, monkeypatch):
+    """An empty storage, and the toy in a folder of its own with results that come along, as a process finds it."""
+    there, folder = Storage.open(tmp_path / "there"), tmp_path / "tasks"
+    filled_line(there, "small")
+    shutil.copytree(spec.folder("line"), folder / "line")
+    pack([TABLE], "small", {}, there, folder / "line/results/small.bundle", False, False)
+    monkeypatch.setenv("RETABLE_TASKS", str(folder))
+    monkeypatch.setattr(measured, "folder", lambda task: folder / task)
+    return storage
+
+
+def test_another_process_takes_in_and_draws_while_a_block_runs(brought, monkeypatch):
+    with measured.taking_in([TABLE], brought):
+        filled_line(brought, "quick")
+    kept = dict(brought.files("report"))
+    (shipped,) = shipped_sections(brought, brought / "report")
+    assert shipped.scale == "small" and dict(brought.files("report")) == kept
+    monkeypatch.setattr(measured, "unpack", lambda file, place: pytest.fail("it was taken in before"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: pytest.fail("nothing is left to do"))
+    measured.take_in([TABLE], brought)
+    with measured.taking_in([TABLE], brought):
+        pass
+
+
+def test_a_block_that_fails_ends_the_other_process(brought, monkeypatch):
+    begun = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, real=subprocess.Popen, **more: begun.append(
+        real(*given, **more)) or begun[0])  # fmt: skip
+    with pytest.raises(KeyboardInterrupt), measured.taking_in([TABLE], brought):
+        raise KeyboardInterrupt
+    assert begun[0].returncode and not brought.list("measured")
 
 
 def test_another_bundle_takes_the_place_of_the_former_one(both, tmp_path):
