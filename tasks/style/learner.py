@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from retable.platform.errors import UserError
-from retable.platform.models.zoo import digest
+from retable.platform.models.zoo import digest, read, zoo
 from retable.platform.store.run import sample_path
+from retable.platform.store.weights import metadata
 from retable.platform.train.seeds import generator
 from retable.platform.train.worker import Worker, autocast
 from retable.tasks.style import losses
@@ -23,7 +24,7 @@ from retable.tasks.style.config import Backbone, Config, Objective, OptimiseImag
 from retable.tasks.style.files import images
 from retable.tasks.style.networks.backbones import BackboneNetwork, build
 from retable.tasks.style.networks.tiling import layers
-from retable.tasks.style.networks.transformer import find, untrained
+from retable.tasks.style.networks.transformer import find, styles, untrained
 from retable.tasks.style.streams import NETWORK, SAMPLE, STEP, torch_seed
 
 VALIDATION = 4
@@ -41,18 +42,21 @@ def build_learner(configs: Sequence[Config], data: Any, worker: Worker) -> AnyLe
         case TrainNetwork():
             return NetworkLearner(config, data, worker)
         case ZooNetwork():
-            return ZooLearner(config.method)
+            return ZooLearner(config.method, config.style)
 
 
 class ZooLearner:
     """A network of the zoo: a run holds its weights, and no step changes them."""
 
-    def __init__(self, method: ZooNetwork) -> None:
+    def __init__(self, method: ZooNetwork, style: Sequence[str]) -> None:
         """Read the network.
 
         Raises:
-            UserError: where there is none of this name, or its file is another one.
+            UserError: where there is none of this name, its file is another one, or it paints as another painting than
+                `style`, by which its pictures are scored.
         """
+        if method.name in zoo("style") and [*style] != (own := styles(metadata(read("style", method.name)))):
+            raise UserError(f"method.name: {method.name} paints as {', '.join(own)}; set style to that, not {style[0]}")
         if method.digest not in ("", digest("style", method.name)):
             raise UserError(f"method.digest: {method.name} of the zoo is another file by now; leave it out")
         self.network = find(method.name)

@@ -19,6 +19,7 @@ from retable.tasks.style.networks.transformer import find, stylise
 from retable.tasks.style.predict import evaluate, predict, view_cost
 
 CONFIG = override(Config(), {"method": "zoo_network", "epochs": 1, "steps": 1})
+WAVE = ("great_wave",)
 
 
 @pytest.fixture
@@ -41,11 +42,18 @@ def test_its_pictures_are_the_zoos_and_are_judged_with_the_gate_of_version_2(sou
 
 
 def test_another_file_of_the_zoo_is_another_run():
-    assert ZooLearner(ZooNetwork(digest=digest("style", "great_wave")))
+    assert ZooLearner(ZooNetwork(digest=digest("style", "great_wave")), WAVE)
     with pytest.raises(UserError, match=r"method\.digest: great_wave of the zoo is another file by now"):
-        ZooLearner(ZooNetwork(digest="0" * 64))
+        ZooLearner(ZooNetwork(digest="0" * 64), WAVE)
     with pytest.raises(UserError, match="nosuch"):
-        ZooLearner(ZooNetwork(name="nosuch"))
+        ZooLearner(ZooNetwork(name="nosuch"), WAVE)
+
+
+def test_a_network_of_another_painting_is_not_scored_against_this_one():
+    assert build_learner([override(CONFIG, {"method.name": "the_scream", "style": ("the_scream",)})], None, None)
+    for changes in ({"method.name": "the_scream"}, {"style": ("the_scream",)}, {"style": ("great_wave", "the_scream")}):
+        with pytest.raises(UserError, match=r"method\.name: \w+ paints as \w+; set style to that, not \w+"):
+            build_learner([override(CONFIG, changes)], None, None)
 
 
 def test_it_costs_next_to_nothing_and_starts_from_nothing_else():
@@ -53,7 +61,7 @@ def test_it_costs_next_to_nothing_and_starts_from_nothing_else():
     assert TASK.keep(CONFIG) == ()
     with pytest.raises(UserError, match="zoo_network is trained already"):
         override(CONFIG, {"init": "parent"})
-    assert torch.equal(ZooLearner(ZooNetwork()).step(None)["loss"], torch.zeros(1))
+    assert torch.equal(ZooLearner(ZooNetwork(), WAVE).step(None)["loss"], torch.zeros(1))
 
 
 def test_what_would_be_ignored_is_refused():
