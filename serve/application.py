@@ -118,7 +118,7 @@ class Arguments(BaseModel):
     storage: str = "results"
     """Where exported files lie, and runs; every node reads it."""
     tasks: tuple[Task, ...] = ()
-    """Which; none: all that there is something of."""
+    """Which; none: the papers' of which there is something."""
     models: Literal["zoo", "best", "user_config"] = "user_config"
     """What comes with the tasks, the best runs of the storage, or what `user_config` of the deployments names."""
     index: str = ""

@@ -591,7 +591,7 @@ def zoo(
 @app.command()
 def serve(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks to serve (default: all).")
+        list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks to serve (default: those of the papers).")
     ] = None,
     run: Annotated[
         list[str] | None, typer.Option(help="Fingerprint of a run; may be repeated (default: the best runs).")

@@ -18,7 +18,7 @@ from typing import Any
 
 from retable.platform import ray_compat
 from retable.platform.execute.session import alive_nodes
-from retable.platform.store import lease as attempts
+from retable.platform.store import lease
 from retable.platform.store.lease import Lease
 from retable.platform.store.run import RunFolder
 
@@ -163,18 +163,18 @@ def give_notice(folders: Sequence[RunFolder]) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
     alive_runs = [(folder, _newest_record(folder)) for folder in folders]
-    alive_runs = [(folder, record) for folder, record in alive_runs if record and not attempts.is_over(record)]
+    alive_runs = [(folder, record) for folder, record in alive_runs if record and not lease.is_over(record)]
     processes = [(record["place"], record["pid"], record["born"]) for _, record in alive_runs]
     if not processes:
         return
     _send_sigterm(processes)
-    others = [each for each in processes if each[0] != attempts.process_namespace()]
+    others = [each for each in processes if each[0] != lease.process_namespace()]
     for node in alive_nodes() if others else ():
         there = On(node["NodeID"], soft=False)
         ray.remote(num_cpus=0, max_retries=0)(_send_sigterm).options(scheduling_strategy=there).remote(others)
     over = time.monotonic() + _GRACE
     while time.monotonic() < over:
-        alive_runs = [(folder, record) for folder, record in alive_runs if not attempts.is_over(_newest_record(folder))]
+        alive_runs = [(folder, record) for folder, record in alive_runs if not lease.is_over(_newest_record(folder))]
         if not alive_runs:
             return
         time.sleep(0.1)
@@ -182,13 +182,13 @@ def give_notice(folders: Sequence[RunFolder]) -> None:
 
 def _newest_record(folder: RunFolder) -> dict[str, Any]:
     """Return the record of the newest attempt at a run."""
-    return attempts.read(folder, attempts.newest_number(folder))
+    return lease.read(folder, lease.newest_number(folder))
 
 
 def _send_sigterm(processes: Sequence[tuple[str, int, float]]) -> None:
     """Send SIGTERM to the processes of this namespace: (process namespace, pid, creation time)."""
-    here = attempts.process_namespace()
+    here = lease.process_namespace()
     for place, pid, born in processes:
-        if place == here and not attempts.is_over({"place": place, "pid": pid, "born": born}):
+        if place == here and not lease.is_over({"place": place, "pid": pid, "born": born}):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

@@ -34,7 +34,7 @@ from retable.platform.execute.session import (
 from retable.platform.plan.plan import status
 from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.task import Data, Source, Task, find
-from retable.platform.store import lease as attempts
+from retable.platform.store import lease
 from retable.platform.store.lease import Lease
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
@@ -138,11 +138,11 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
     ours, taken = [], []
     for config, keep, folder, number in todo:
         try:
-            attempt = attempts.acquire(folder, work, step, number)
-        except attempts.LeaseLost:
+            attempt = lease.acquire(folder, work, step, number)
+        except lease.LeaseLost:
             taken.append(folder)
             continue
-        except attempts.Died as error:  # with all members of its stack
+        except lease.Died as error:  # with all members of its stack
             for _, _, each, _ in todo:
                 each.fail(str(error))
             raise
@@ -248,7 +248,7 @@ def trial(spec: Spec, launch: Launch) -> None:
             run_job(
                 launch.jobs[spec["job"]].of(spec["members"], spec["dead"]), launch, f"{launch.id} {spec['members']}"
             )
-        except attempts.LeaseLost as taken:
+        except lease.LeaseLost as taken:
             tune.report({TAKEN: [folder.path for folder in taken.folders]})
 
 
@@ -314,7 +314,7 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
         group = job.needs.workers > 1
         with (
             switches(),  # on a Ray that the user has started
-            attempts.heartbeat(members.attempts),
+            lease.heartbeat(members.attempts),
             preemption.handle_preemption(members.attempts, relayed=group),
             failures_kept(members.attempts),
         ):
@@ -326,7 +326,7 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
                 hooks = _preemption_hooks(preemption.NOTICE.checkpoint_written)
                 train_job(members, launch, Worker(device=device, report=report, **hooks))
     if taken:
-        raise attempts.LeaseLost(taken)
+        raise lease.LeaseLost(taken)
 
 
 def epochs_shown(report: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
@@ -350,7 +350,7 @@ def failures_kept(tried: Sequence[Lease]) -> Iterator[None]:
     """Write why the block failed to each run; a storage failure meanwhile does not hide the error."""
     try:
         yield
-    except attempts.LeaseLost:
+    except lease.LeaseLost:
         raise
     except Exception as error:
         for attempt in tried:
@@ -388,7 +388,7 @@ def train_group(members: Members, launch: Launch) -> None:
             if ray_compat.start_timed_out(error):  # left to itself, Train would ask for the same again and again
                 continue
             for cause in ray_compat.worker_errors(error):
-                if isinstance(cause, attempts.LeaseLost):
+                if isinstance(cause, lease.LeaseLost):
                     raise cause from error
             raise
 
@@ -538,7 +538,7 @@ def fit(
                     storage_path=local,  # Tune's own notes, which the driver alone writes and nobody reads
                     verbose=0,
                     callbacks=[watch.callback()],
-                    failure_config=tune.FailureConfig(max_failures=attempts.DEATHS),
+                    failure_config=tune.FailureConfig(max_failures=lease.DEATHS),
                     checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
                 ),
             )
