@@ -172,6 +172,15 @@ def test_style_does_not_depend_on_sizes(convention):
     torch.testing.assert_close(once, tiled, rtol=1e-5, atol=0)
 
 
+def test_grams_gradient_is_autograds_where_it_is_not_symmetric():
+    random = torch.Generator().manual_seed(0)
+    values = torch.randn(2, 4, 3, 5, generator=random, requires_grad=True)
+    weights, flat = torch.randn(2, 4, 4, generator=random), values.flatten(2)
+    (found,) = torch.autograd.grad((losses.gram(values) * weights).sum(), values)
+    (wanted,) = torch.autograd.grad((flat @ flat.transpose(1, 2) * weights).sum(), values)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_gram_is_of_each_sample():
     """Not of a batch flattened into channels, which the tutorial's Gram matrix is."""
     values = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retable.tasks.weather.config import Bce, Config, DiceFocal, SoftIou
-from retable.tasks.weather.losses import build_loss
+from retable.tasks.weather.losses import build_loss, mean
 
 MASKED = 2
 WEIGHT = 2.5
@@ -207,3 +207,9 @@ def test_half_precision_logits_are_computed_in_float32(loss):
         value = function(loss)(half, events)
     assert value.dtype == torch.float32
     torch.testing.assert_close(value, function(loss)(half.float(), events))
+
+
+def test_a_sample_counts_as_much_with_one_pixel_as_with_all():
+    values = torch.tensor([[[3.0, 5.0]], [[1.0, 3.0]], [[7.0, 9.0]]])
+    counted = torch.tensor([[[1.0, 0.0]], [[1.0, 1.0]], [[0.0, 0.0]]])
+    assert float(mean(values, counted)) == pytest.approx((3 + 2 + 0) / 3)
