@@ -44,10 +44,11 @@ def place_of(task: str, bundle: Path, storage: Storage) -> Storage:
 def taking_in(tables: Collection[str], storage: Storage) -> Iterator[None]:
     """Do what `take_in` does, and draw these results, in another process while a block runs; wait for it at the end.
 
-    Nothing is begun where their bundles are unpacked. What that process could not do, `take_in` does, and says why not.
+    Nothing is begun where their bundles are unpacked, nor on a bucket, whose text lacks options. What that process
+    could not do, `take_in` does, and says why not.
     """
     bundles = {task: file for task in map(task_of, tables) if (file := bundle_of(task))}
-    if all(place_of(task, file, storage).exists(_WHOLE) for task, file in bundles.items()):
+    if not storage.is_local or all(place_of(task, file, storage).exists(_WHOLE) for task, file in bundles.items()):
         yield
         return
     command = [sys.executable, "-m", __name__, str(storage), *tables]

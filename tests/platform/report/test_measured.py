@@ -154,6 +154,13 @@ def test_another_process_takes_in_and_draws_while_a_block_runs(brought, monkeypa
         pass
 
 
+def test_on_a_bucket_no_other_process_is_begun(brought, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: pytest.fail("it would not find the bucket"))
+    monkeypatch.setattr(Storage, "is_local", False)
+    with measured.taking_in([TABLE], brought):
+        pass
+
+
 def test_a_block_that_fails_ends_the_other_process(brought, monkeypatch):
     begun = []
     monkeypatch.setattr(subprocess, "Popen", lambda *given, real=subprocess.Popen, **more: begun.append(
