@@ -202,9 +202,9 @@ SMALL = Reduced(
     defaults={"window_run": 4},
     models={
         **SIMPLE,
-        "unet": {**TINY["unet"], "steps": 400, "epochs": 3},
+        "unet": {**TINY["unet"], "steps": 400, "epochs": 12},
         "swin": {**TINY["swin"], "steps": 150, "epochs": 4},
-        "vivit": {**TINY["vivit"], "steps": 400, "epochs": 3},
+        "vivit": {**TINY["vivit"], "steps": 400, "epochs": 12},
         "context": {**TINY["context"], "steps": 150, "epochs": 7},
         "retrieval": {**TINY["retrieval"], "steps": 100, "epochs": 3},
     },
