@@ -82,8 +82,8 @@ class Reduced:
         return small
 
     def epoch(self, epoch: int, overrides: Mapping[str, object]) -> int:
-        """Return the epoch of a reduced run that stands for one of the full run."""
-        full = int(str(overrides.get("epochs", 90)))
+        """Return the epoch of a reduced run that stands for one of the full run; a U-Net's is a part of 90."""
+        full = 90 if model_of(overrides) == "unet" else int(str(overrides.get("epochs", 90)))
         reduced = int(str(self.models[model_of(overrides)]["epochs"]))
         return max(1, epoch * reduced // full)
 

@@ -160,10 +160,10 @@ def test_windows_are_shuffled_one_by_one_at_every_scale(tmp_path):
 
 
 def test_epochs_shrink_in_order_and_the_note_says_so():
-    smoke = scaled(TABLE1, SCALES["smoke"])
-    epochs = {row.label: (row.view or {}).get("epoch") for row in smoke.rows if isinstance(row, Row)}
+    small = scaled(TABLE1, SCALES["small"])
+    epochs = {row.label: (row.view or {}).get("epoch") for row in small.rows if isinstance(row, Row)}
     early, late = epochs["BASELINE bce, train all. Epoch 24"], epochs["BASELINE bce, train all. Epoch 53"]
-    assert 0 < early < late == 2 and "54 of 54 -> 2 of 2" in smoke.note
+    assert 0 < early < late == 7 and "54 of 54 -> 7 of 12" in small.note
 
 
 def test_reduced_epochs_keep_votes_apart_and_compared_rows_as_long():
@@ -171,7 +171,8 @@ def test_reduced_epochs_keep_votes_apart_and_compared_rows_as_long():
     votes = [(sorted(small[one].overrides.items()), small[one].view) for one in tables.VOTE.of]
     assert all(one not in votes[:place] for place, one in enumerate(votes)), "no network has two votes"
     first = {row.label: (row.view or {}).get("epoch") for row in scaled(TABLE1, SCALES["small"]).rows[:20]}
-    assert first["BASELINE bce, train all. Epoch 24"] == first["BASELINE bce. Epoch 23"] == 1
+    assert first["BASELINE bce, train all. Epoch 24"] == first["BASELINE bce. Epoch 23"] == 3
+    assert first["BASELINE bce, train all. Epoch 53"] == 7, "of the same 12 epochs"
 
 
 def test_combined_rows_join_what_is_run():
