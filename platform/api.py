@@ -15,12 +15,21 @@ from retable.platform.execute.sweep import SweepResult, run_sweep
 from retable.platform.plan.plan import Plan, compile_configs, compile_plan
 from retable.platform.report import measured, packing, verifying, write
 from retable.platform.report.notebook import Runs, Tables
-from retable.platform.report.render import SMOKE
 from retable.platform.report.results import FilledTable
 from retable.platform.spec.resources import Resources as Resources
 from retable.platform.spec.space import Space as Space
 from retable.platform.spec.table import Figure, Table, hidden
-from retable.platform.spec.task import DEFAULT_SCALE, Task, check_rows, config_at, find, find_table, names, table_at
+from retable.platform.spec.task import (
+    DEFAULT_SCALE,
+    SMOKE,
+    Task,
+    check_rows,
+    config_at,
+    find,
+    find_table,
+    names,
+    table_at,
+)
 from retable.platform.store import query
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage

@@ -12,6 +12,7 @@ from rich.text import Text
 from retable.platform.cli.runs import plain
 from retable.platform.console import console
 from retable.platform.spec.claims import NOT_JUDGED
+from retable.platform.spec.task import SMOKE
 from retable.platform.store.storage import Storage
 from retable.platform.text import and_more, plural
 
@@ -25,7 +26,7 @@ FEW = 3
 def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
     """Print what many tables come to: a line a paper, the verdicts, where the report is, and what to do next."""
     from retable.platform.report.papers import in_order, summary_lines, verdict_lines
-    from retable.platform.report.render import SMOKE, sent
+    from retable.platform.report.render import sent
     from retable.platform.report.write import shipped_sections
 
     own = list(filled.values())

@@ -12,14 +12,12 @@ from retable.platform.config import fingerprint
 from retable.platform.console import errors, progress_bar
 from retable.platform.errors import UserError
 from retable.platform.models import export
-from retable.platform.spec.task import Info, find
+from retable.platform.spec.task import SMOKE, Info, find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 
 Rank = tuple[bool, int]
 """Of real data, and which of the task's scales, from the smallest; -1 where the scale is not known."""
-SMOKE = "smoke"
-"""The scale that proves the path: what its runs score means nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

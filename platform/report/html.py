@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,9 +19,10 @@ from retable.platform.commit import code_root
 from retable.platform.errors import redact
 from retable.platform.report import render as forms
 from retable.platform.report.findings import findings
-from retable.platform.report.papers import SILENT, Paper, in_order, papers_of, rank
+from retable.platform.report.papers import PUBLISHED, SILENT, Paper, in_order, papers_of, rank
 from retable.platform.report.results import FilledRow, FilledTable, slug_of, source_line
 from retable.platform.spec.claims import Status
+from retable.platform.spec.task import SMOKE
 from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more, clock
 
@@ -39,13 +39,13 @@ _DENSITY = 1.3
 
 def own(part: FilledTable) -> bool:
     """Return whether a table or figure is the paper's own."""
-    return re.fullmatch(r"(table|figure)\d+", part.name.partition("/")[2]) is not None
+    return PUBLISHED.fullmatch(part.name.partition("/")[2]) is not None
 
 
 def short(part: FilledTable) -> str:
     """Return the link text of a section: `Table 1`, `formats`."""
     name = part.name.partition("/")[2]
-    return re.sub(r"^(table|figure)(\d+)$", lambda match: f"{match[1].title()} {match[2]}", name)
+    return PUBLISHED.sub(r"\1 \2", name).capitalize() if own(part) else name
 
 
 def bars(part: FilledTable) -> list[dict[str, object]]:
@@ -73,7 +73,7 @@ def bars(part: FilledTable) -> list[dict[str, object]]:
 def best(part: FilledTable, place: int) -> float | None:
     """Return the best mean of a column, if the column says which numbers are better; none at the smoke scale."""
     better = part.columns[place].better
-    if part.scale == forms.SMOKE or better is None:
+    if part.scale == SMOKE or better is None:
         return None
     means = [mean for row in part.rows if (mean := row.cells[place].mean) is not None]
     return (max if better == "higher" else min)(means, default=None)
@@ -124,7 +124,7 @@ def total(papers: Sequence[Paper]) -> Mapping[Status, int]:
     """Return how many claims of all papers have each verdict; those of the smoke scale have none."""
     found: Counter[Status] = Counter()
     for paper in papers:
-        found.update({} if paper.scales == [forms.SMOKE] else paper.counts)
+        found.update({} if paper.scales == [SMOKE] else paper.counts)
     return {status: found[status] for status in forms.ORDER if found[status]}
 
 

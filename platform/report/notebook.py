@@ -16,6 +16,7 @@ from retable.platform.config import describe, differences
 from retable.platform.errors import UserError
 from retable.platform.execute.sweep import SweepResult
 from retable.platform.plan.plan import Plan
+from retable.platform.spec.task import SMOKE
 from retable.platform.store.query import FIELDS, Run, differs, usual
 from retable.platform.store.storage import Record
 from retable.platform.text import clock, cut
@@ -177,7 +178,7 @@ def table_text(part: FilledTable) -> str:
 
 def _table_title(part: FilledTable) -> str:
     """Return a table's name, title and scale."""
-    proof = ": proves the path, its numbers are no results" if part.scale == "smoke" else ""
+    proof = ": proves the path, its numbers are no results" if part.scale == SMOKE else ""
     return f"{part.name}: {part.title} [{part.scale}{proof}]"
 
 

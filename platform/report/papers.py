@@ -17,6 +17,8 @@ from retable.platform.text import plural
 PAPERS = ("weather", "style", "audio", "rl")
 """In this order; tasks of others come after them."""
 SCALES = tuple(reversed(tasks.SCALES))
+PUBLISHED = re.compile(r"(table|figure)(\d+)")
+"""How a paper's own tables and figures are named."""
 SILENT = (UNTESTED, NOT_JUDGED)
 """Verdicts that say nothing."""
 
@@ -81,7 +83,7 @@ class Paper:
 
     @staticmethod
     def _rank(part: FilledTable) -> tuple[bool, bool, bool, int]:
-        return not part.shown, part.scale == forms.SMOKE, not part.telling, rank(part.scale)
+        return not part.shown, part.scale == tasks.SMOKE, not part.telling, rank(part.scale)
 
     @property
     def scales(self) -> list[str]:
@@ -97,7 +99,7 @@ class Paper:
     @property
     def results(self) -> list[FilledTable]:
         """The sections with meaningful numbers; all, if none has."""
-        return [part for part in self.parts if part.scale != forms.SMOKE] or list(self.parts)
+        return [part for part in self.parts if part.scale != tasks.SMOKE] or list(self.parts)
 
     @property
     def counts(self) -> Mapping[Status, int]:
@@ -125,7 +127,7 @@ def join(parts: Sequence[FilledTable]) -> list[Section]:
     """
     found: dict[str, list[FilledTable]] = {}
     for part in parts:
-        plain = part.filled and part.scale != forms.SMOKE and not part.changes and not part.chosen
+        plain = part.filled and part.scale != tasks.SMOKE and not part.changes and not part.chosen
         found.setdefault(part.name if plain else slug_of(part), []).append(part)
     sections = []
     for first, *others in found.values():
@@ -143,9 +145,9 @@ def in_order(parts: Sequence[FilledTable]) -> list[FilledTable]:
 
     def key(part: FilledTable) -> tuple[object, ...]:
         task, _, name = part.name.partition("/")
-        own = re.fullmatch(r"(table|figure)(\d+)", name)
+        own = PUBLISHED.fullmatch(name)
         paper = PAPERS.index(task) if task in PAPERS else len(PAPERS)
-        place = ("figure table".index(own[1]) == 0, int(own[2]), "") if own else (True, 0, name)
+        place = (own[1] == "figure", int(own[2]), "") if own else (True, 0, name)
         changes = bool(part.changes), json.dumps(dict(part.changes), default=str)
         return paper, task, own is None, place, rank(part.scale), *changes
 
@@ -194,7 +196,7 @@ def _line(paper: Paper, shipped: Sequence[FilledTable]) -> Line:
 
 def verdict_lines(parts: Sequence[FilledTable]) -> list[str]:
     """Return how many of the papers' claims, and of ours, have each verdict; the smoke scale judges none."""
-    papers = papers_of(in_order([part for part in parts if part.scale != forms.SMOKE]))
+    papers = papers_of(in_order([part for part in parts if part.scale != tasks.SMOKE]))
     claims = [claim for paper in papers for section in paper.sections for claim, _ in section.claims]
     found = []
     for whose, ours in (("of the papers:", False), ("ours:", True)):

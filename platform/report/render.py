@@ -9,11 +9,10 @@ from retable.platform.config import describe, set_line
 from retable.platform.report.results import Cell, FilledClaim, FilledRow, FilledTable, slug_of
 from retable.platform.spec.claims import NOT_JUDGED, UNTESTED, Status
 from retable.platform.spec.table import Origin
+from retable.platform.spec.task import SMOKE
 from retable.platform.store.provenance import UNKNOWN, differing, name_of, own_folder
 from retable.platform.text import and_more, clock, plural
 
-SMOKE = "smoke"
-"""The scale that proves the path: its numbers are shown, and mean nothing."""
 ORDER: tuple[Status, ...] = ("holds", "does not hold", "not separable", UNTESTED, NOT_JUDGED)
 """In which verdicts are counted."""
 _REPLICATES = 6

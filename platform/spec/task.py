@@ -54,8 +54,10 @@ if TYPE_CHECKING:
 
 Info: TypeAlias = Mapping[str, Any]
 """The content of a `dataset.json`."""
+SMOKE = "smoke"
+"""The scale that proves the path: its numbers are shown, and mean nothing."""
 SCALES = {
-    "smoke": "proves every path in seconds a row, for tests; its scores mean nothing",
+    SMOKE: "proves every path in seconds a row, for tests; its scores mean nothing",
     "quick": "a first look in minutes: one seed, models above the trivial baseline; no claim on scores is judged",
     "small": "a night on two cores, at most 16 core-hours a paper: the paper's claims are tested, three seeds or more",
     "paper": "the published setting",

@@ -19,12 +19,12 @@ from retable.platform.report.papers import PAPERS
 from retable.platform.report.results import FilledTable
 from retable.platform.report.write import kept_tables, task_of
 from retable.platform.spec.extras import missing
-from retable.platform.spec.task import find_table, names
+from retable.platform.spec.task import SMOKE, find_table, names
 from retable.platform.store.storage import Storage
 from retable.platform.text import plural
 from retable.serve.launch.models import Model, keep
 
-_BRIEF = ("smoke", "quick")
+_BRIEF = (SMOKE, "quick")
 """Scales whose runs were trained for seconds or minutes: they prove a path, or give a first look."""
 NAMED = "named by --run"
 """Why a run is served that the user chose."""
@@ -119,7 +119,7 @@ def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Stora
         own = [model for model in own if model.about.get("weights") == made_with]
         if not own:
             raise UserError(f"--index {index}: made with another model; name its run with --run, or index again")
-    if own and own[0].about.get("scale") == "smoke" and not anyway:
+    if own and own[0].about.get("scale") == SMOKE and not anyway:
         line = f"audio: run {own[0].about.get('fingerprint')} is of the smoke scale: it tells no sounds apart"
         if index or own[0].why == NAMED:
             raise UserError(f"{line}; use a run of --scale small or more, or add --anyway")
