@@ -131,7 +131,7 @@ def main(names, most):
         tests = [str(ROOT / "tests" / test) for test in TESTS[name]]
         source = path.read_text()
         if not passes(module, path, ast.parse(source), tests):
-            sys.exit(f"{name}: its tests fail as it is")
+            sys.exit(f"{name}: its tests fail as it is, or take more than {SECONDS} s")
         every = [*mutants(source)]
         chosen = random.Random(0).sample(every, min(most, len(every)))
         noticed = 0
