@@ -159,11 +159,11 @@ def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable],
     failures = {}
     work.measure_on = resources.measure_on
     whole = work.scale not in (SMOKE, measured.SCALE) and not work.changes and not work.rows
-    early = whole and work.missing and not work.unmeasured  # a measurement has the machine to itself
-    with measured.taking_in(work.tables, work.storage) if early else nullcontext():
+    early = measured.taking_in(work.tables, work.storage) if whole and work.missing else nullcontext(lambda: None)
+    with early as finish:
         if not work.nothing_to_do:
             write.keep_requests(work)
-            failures = execute(work, resources)
+            failures = execute(work, resources, finish)
         filled = write.fill_and_keep(work)
     if whole:
         measured.take_in(filled, work.storage)

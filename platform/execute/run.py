@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from retable.platform.errors import UserError
 from retable.platform.execute.scheduler import After, train_all
@@ -24,8 +24,11 @@ from retable.platform.store.storage import Storage
 from retable.platform.train import trackers as track
 
 
-def execute(work: Plan, resources: Resources) -> dict[str, str]:
-    """Carry out a plan and return the failures; start Ray only if something is missing."""
+def execute(work: Plan, resources: Resources, finish: Callable[[], object] = lambda: None) -> dict[str, str]:
+    """Carry out a plan and return the failures; start Ray only if something is missing.
+
+    `finish` waits for what was begun beside it: a measurement has the machine to itself.
+    """
     track.prepare(resources.track)  # a library that is missing is named before anything starts
     if work.nothing_to_do:
         return {}
@@ -43,7 +46,10 @@ def execute(work: Plan, resources: Resources) -> dict[str, str]:
                 resource_of(work.measure_on)  # a mistake is told before anything is trained
             after = After(work, resources, possible_resources().get("GPU", 0.0))
             failures = train_all(work, launch_for(work, resources), after) if work.missing else {}
-            return failures | after.finish() | measure_all(work, resources)
+            failures |= after.finish()
+            if work.unmeasured:
+                finish()
+            return failures | measure_all(work, resources)
 
 
 def _in_groups(work: Plan, resources: Resources) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,20 +41,20 @@ def place_of(task: str, bundle: Path, storage: Storage) -> Storage:
 
 
 @contextmanager
-def taking_in(tables: Collection[str], storage: Storage) -> Iterator[None]:
+def taking_in(tables: Collection[str], storage: Storage) -> Iterator[Callable[[], object]]:
     """Do what `take_in` does, and draw these results, in another process while a block runs; wait for it at the end.
 
-    Nothing is begun where their bundles are unpacked, nor on a bucket, whose text lacks options. What that process
-    could not do, `take_in` does, and says why not.
+    The block gets a function that waits at once. Nothing is begun where their bundles are unpacked, nor on a bucket,
+    whose text lacks options. What that process could not do, `take_in` does, and says why not.
     """
     bundles = {task: file for task in map(task_of, tables) if (file := bundle_of(task))}
     if not storage.is_local or all(place_of(task, file, storage).exists(_WHOLE) for task, file in bundles.items()):
-        yield
+        yield lambda: None
         return
     command = [sys.executable, "-m", __name__, str(storage), *tables]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as beside:
         try:
-            yield
+            yield beside.wait
         except BaseException:
             beside.terminate()
             raise

@@ -1,6 +1,8 @@
 """Predictions, once for all views that read them, shard by shard; scores from their summaries."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -8,12 +10,14 @@ from typer.testing import CliRunner
 from retable.platform import api
 from retable.platform.cli import app as cli
 from retable.platform.errors import UserError
+from retable.platform.execute import run as execution
 from retable.platform.execute import scoring as stages
 from retable.platform.execute.scoring import ScoringTasks, predict_and_score, predict_one, score_weights, summaries
 from retable.platform.execute.trials import forget
 from retable.platform.plan.plan import compile_configs
 from retable.platform.report.describe import describe_run, last_tracebacks
-from retable.platform.spec.table import Combined, Row
+from retable.platform.spec.resources import Resources
+from retable.platform.spec.table import Combined, Measurement, Row
 from retable.platform.spec.task import Source
 from retable.platform.store.run import RunFolder, read_arrays, view_key
 from retable.platform.store.storage import Storage
@@ -203,3 +207,15 @@ def test_the_board_counts_scorings_and_no_prediction_that_one_reads(storage):
     for _ in range(2):
         scorer.expect(fast)
     assert scorer.board.total == 3, "two scorings, and a prediction of the validation split that is only joined"
+
+
+def test_what_runs_beside_has_ended_before_anything_is_measured(storage, monkeypatch):
+    order = []
+    monkeypatch.setattr(execution, "ray_cluster", lambda nested: nullcontext())
+    monkeypatch.setattr(execution, "check_nodes", lambda storage: None)
+    monkeypatch.setattr(execution, "possible_resources", dict)
+    monkeypatch.setattr(execution, "After", lambda *_: SimpleNamespace(finish=dict))
+    monkeypatch.setattr(execution, "measure_all", lambda *_: order.append("measured") or {})
+    plan = planned(storage, Measurement(label="m", measure=len))
+    assert execution.execute(plan, Resources(), lambda: order.append("waited")) == {}
+    assert order == ["waited", "measured"]

@@ -357,7 +357,7 @@ def test_samples_of_a_grid_are_refused(storage):
 def test_streams_are_asked_for_by_an_option(monkeypatch, tmp_path, command, words, stream):
     heard = []
 
-    def execute(work, resources):
+    def execute(work, resources, finish=None):
         heard.append(resources)
         raise UserError("enough")
 

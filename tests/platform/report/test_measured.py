@@ -142,8 +142,10 @@ def brought(storage, tmp_path, monkeypatch):
 
 
 def test_another_process_takes_in_and_draws_while_a_block_runs(brought, monkeypatch):
-    with measured.taking_in([TABLE], brought):
+    with measured.taking_in([TABLE], brought) as finish:
         filled_line(brought, "quick")
+        finish()
+        assert brought.exists("report/line-table1-small.json"), "before anything is measured"
     kept = dict(brought.files("report"))
     (shipped,) = shipped_sections(brought, brought / "report")
     assert shipped.scale == "small" and dict(brought.files("report")) == kept
