@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +158,7 @@ def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable],
     failures = {}
     work.measure_on = resources.measure_on
     whole = work.scale not in (SMOKE, measured.SCALE) and not work.changes and not work.rows
-    early = measured.taking_in(work.tables, work.storage) if whole and work.missing else nullcontext(lambda: None)
-    with early as finish:
+    with measured.taking_in(work.tables if whole and work.missing else (), work.storage) as finish:
         if not work.nothing_to_do:
             write.keep_requests(work)
             failures = execute(work, resources, finish)

@@ -38,7 +38,7 @@ _GPU_SHARE = 0.2
 
 
 def _valid(check: Callable[[str], str | None]) -> AfterValidator:
-    """Let a field be what a check returns, or be refused in the words of its UserError."""
+    """Return a validator by which a field becomes what `check` returns, or is refused with its UserError's text."""
 
     def valid(word: str) -> str:
         try:

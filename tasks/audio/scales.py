@@ -96,7 +96,7 @@ def passt(stride: int, frequency: int, time: int, segment: float, size: Changes)
 
 
 def passts(size: Changes) -> dict[str, Changes]:
-    """Return the three PaSSTs with random weights, for recordings of 3 s where the published ones hear 30."""
+    """Return the three PaSSTs with random weights, for recordings of 3 s; the published ones are for 30 s."""
     return {
         "passt-n": passt(16, 2, 1, 1.0, size),
         "passt-s": passt(10, 3, 5, 1.0, size),

@@ -93,9 +93,9 @@ class Reduced:
         if model_of(overrides) not in self.models:
             return []
         full = int(str(overrides.get("epochs", 90)))
-        epoch = int(str((row.view or {}).get("epoch", full)))
+        epoch = int(str((row.view or {}).get("epoch", 0)))  # 0: the last one
         reduced = self.models[model_of(overrides)]["epochs"]
-        return [(f"{epoch:2d} of {full}", f"{self.epoch(epoch, overrides)} of {reduced}")]
+        return [(f"{epoch or full:2d} of {full}", f"{self.epoch(epoch, overrides) if epoch else reduced} of {reduced}")]
 
 
 def installed(row: Row) -> Row | str:
@@ -204,7 +204,7 @@ SMALL = Reduced(
         **SIMPLE,
         "unet": {**TINY["unet"], "steps": 400, "epochs": 12},
         "swin": {**TINY["swin"], "steps": 150, "epochs": 4},
-        "vivit": {**TINY["vivit"], "steps": 400, "epochs": 12},
+        "vivit": {**TINY["vivit"], "steps": 400, "epochs": 3},
         "context": {**TINY["context"], "steps": 150, "epochs": 7},
         "retrieval": {**TINY["retrieval"], "steps": 100, "epochs": 3},
     },

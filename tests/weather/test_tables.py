@@ -164,6 +164,7 @@ def test_epochs_shrink_in_order_and_the_note_says_so():
     epochs = {row.label: (row.view or {}).get("epoch") for row in small.rows if isinstance(row, Row)}
     early, late = epochs["BASELINE bce, train all. Epoch 24"], epochs["BASELINE bce, train all. Epoch 53"]
     assert 0 < early < late == 7 and "54 of 54 -> 7 of 12" in small.note
+    assert "16 of 16 -> 12 of 12" in small.note, "a run that is scored at its end has all the epochs of this scale"
 
 
 def test_reduced_epochs_keep_votes_apart_and_compared_rows_as_long():
