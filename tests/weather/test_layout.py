@@ -192,6 +192,7 @@ def test_no_training_window_touches_a_local_holdout_or_its_buffer(tmp_path, inpu
             closed |= {first + k * timedelta(minutes=15) for k in range(-8, 12 + 8)}
         shorter = index.sequences(split, ("a",), (2019,), inputs, forecast)[f"{split}/2019/a"]
         assert [w.satellite + inputs for w in shorter] == [row + 4 for row in rows["a"]]
+    assert not closed & set(times["validation"])
     windows = index.training(("a",), (2019,), inputs, forecast, True)
     seen = set()
     for window in windows:
@@ -259,12 +260,16 @@ def test_local_holdouts_alternate_and_spread_over_the_year(tmp_path):
 
 
 def test_local_holdouts_of_the_real_length_take_at_most_a_fifth():
-    # 20308 frames in runs of 113, as the official split leaves them.
-    run = np.arange(113) * 15
-    minutes = np.concatenate([run + k * (113 + 60) * 15 for k in range(180)])[:20308]
-    starts, taken = local_holdout(minutes.astype("timedelta64[m]") + np.datetime64("2019-02-15T00:00", "m"), 4, 32)
+    # 20308 frames in runs of 113, as the official split leaves them, with a validation sequence in every third gap.
+    run, start = np.arange(113), np.datetime64("2019-02-15T00:00", "m")
+    time = np.concatenate([run + k * 173 for k in range(180)])[:20308] * 15 + start
+    others = np.concatenate([125 + np.arange(36) + k * 173 for k in range(0, 180, 3)]) * 15 + start
+    starts, taken = local_holdout(time, others, 4, 32, 60)
     assert len(starts) == 40
     assert 0.05 < taken.mean() <= 0.2
+    # Validation chooses thresholds and rows, so it sees no weather of theirs.
+    frames = time[starts[:, None] + np.arange(36)].ravel()
+    assert abs(frames[:, None] - others).min() > np.timedelta64(8, "h")
 
 
 @pytest.mark.parametrize(

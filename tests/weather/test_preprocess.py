@@ -45,6 +45,14 @@ def test_normalise_does_not_depend_on_the_batch() -> None:
     np.testing.assert_array_equal(whole, np.stack([[normalise(image) for image in images] for images in raw]))
 
 
+@pytest.mark.parametrize("copy", [True, False])
+def test_normalise_does_not_depend_on_how_images_lie_in_memory(copy: bool) -> None:
+    raw = np.random.default_rng(1).uniform(0, 400, (5, 2, 11, 7, 7)).astype(np.float32)
+    expected = normalise(raw)
+    for other in (np.asfortranarray(raw), np.ascontiguousarray(raw.swapaxes(1, 2)).swapaxes(1, 2)):
+        np.testing.assert_array_equal(normalise(other, copy), expected)
+
+
 def kit(value: float, threshold: float) -> int:
     """The kit's rules, in its order."""
     masked = value == -9999000 or math.isinf(value) or math.isnan(value) or value > 128

@@ -172,12 +172,20 @@ def contiguous(time: Array, length: int) -> Array:
     return np.flatnonzero(whole)
 
 
-def local_holdout(time: Array, inputs: int, forecast: int, most: int = HOLDOUT) -> tuple[Array, Array]:
+def local_holdout(time: Array, others: Array, inputs: int, forecast: int, most: int) -> tuple[Array, Array]:
     """Choose the sequences of the training set that stand in for a test whose targets nobody has.
 
     The training set is cut into equal parts, at most twice `most` and so few that sequences and buffers take no more
     than a fifth of it (but two at least). In each part the sequence without a gap that is nearest to the middle is
-    chosen. As every region has the same slots, the choice is the same for all.
+    chosen, of those where neither it nor its buffer meets validation, whose weather thresholds and rows are chosen by.
+    As every region has the same slots, the choice is the same for all.
+
+    Args:
+        time: of the training frames, in order, datetime64[m] (n,).
+        others: of the validation frames, in order.
+        inputs: images that a forecast starts from.
+        forecast: lead times.
+        most: the most sequences in each of test and heldout.
 
     Returns:
         First rows of the sequences, int64 (m,), in the order of time: test, heldout, test, ...
@@ -186,13 +194,15 @@ def local_holdout(time: Array, inputs: int, forecast: int, most: int = HOLDOUT) 
     """
     length, rows = inputs + forecast, len(time)
     parts = min(2 * most, max(2, rows // (LOCAL_SHARE * (length + 2 * forecast)) // 2 * 2))
-    starts, chosen = contiguous(time, length), []
+    starts, chosen, buffer = contiguous(time, length), [], np.timedelta64(forecast * STEP, "m")
+    before = np.searchsorted(others, time[starts] - buffer)
+    starts = starts[before == np.searchsorted(others, time[starts + length - 1] + buffer, "right")]
     for part in range(parts):
         low, high = part * rows // parts, (part + 1) * rows // parts - length
         inside = starts[(starts >= low) & (starts <= high)]
         if len(inside):
             chosen.append(inside[np.argmin(np.abs(inside - (low + high) // 2))])
-    taken, buffer = np.zeros(rows, bool), np.timedelta64(forecast * STEP, "m")
+    taken = np.zeros(rows, bool)
     for start in chosen:
         taken |= (time >= time[start] - buffer) & (time <= time[start + length - 1] + buffer)
     return np.array(chosen, np.int64), taken
@@ -360,19 +370,13 @@ class Index:
         added, _ = blocks(self._slot(year, "validation"), "validation", self._inputs, self._forecast, whole=True)
         added = added + self._inputs - inputs
         if self._info["holdout"] == "local":
-            chosen, taken = self._local(year)
-            before = np.concatenate([[0], np.cumsum(taken)])
+            before = np.concatenate([[0], np.cumsum(self._local(year)[1])])
             starts = starts[before[starts + length] == before[starts]]
-            first = slots.time[chosen] - np.timedelta64(self._forecast * STEP, "m")
-            last = slots.time[chosen + self._inputs + self._forecast - 1] + np.timedelta64(self._forecast * STEP, "m")
-            time = self._slot(year, "validation").time
-            touches = (time[added][:, None] <= last) & (time[added + length - 1][:, None] >= first)
-            added = added[~touches.any(axis=1)]
         return starts.tolist(), added.tolist()
 
     def _local(self, year: int) -> tuple[Array, Array]:
-        time = self._slot(year, "training").time
-        return local_holdout(time, self._inputs, self._forecast, self._holdout)
+        time, others = (self._slot(year, split).time for split in ("training", "validation"))
+        return local_holdout(time, others, self._inputs, self._forecast, self._holdout)
 
     def _slot(self, year: int, split: str) -> Slots:
         nothing = Slots(np.empty(0, "datetime64[m]"), np.empty(0, np.uint8))

@@ -51,7 +51,7 @@ def normalise(satellite: Array, copy: bool = True) -> Array:
     """
     shape = (len(CHANNELS), 1, 1)
     low, high, mean, std = (numbers.reshape(shape) for numbers in (LOW, HIGH, MEAN, STD))
-    values = np.array(satellite, np.float32, copy=copy or None)
+    values = np.array(satellite, np.float32, copy=copy or None, order="C")  # in any other, `reshape` would copy
     for image in values.reshape(-1, *values.shape[-3:]):  # one at a time stays in the processor's cache
         image[~np.isfinite(image)] = 0
         np.clip(image, low, high, out=image)

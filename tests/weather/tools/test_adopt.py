@@ -101,6 +101,15 @@ def test_adopted_runs_are_scored_and_two_epochs_share_a_run(storage, tmp_path):
     assert folder.folder.read_json("provenance.json")["adopted"].keys() == {"4", "5"}
 
 
+def test_data_that_are_there_stay_as_they_are(storage, tmp_path):
+    published(tmp_path / "checkpoints", LABELS[:1])
+    place = storage / "data/weather/tiny"
+    imported = place.read_json("dataset.json") | {"source": "imported", "grids": {"boxi_0015": {"step": 2000}}}
+    place.write_json("dataset.json", imported)
+    adopt(tmp_path / "checkpoints", TABLE, storage, CHANGES)
+    assert place.read_json("dataset.json") == imported
+
+
 def test_what_does_not_fit_is_one_line(storage, tmp_path):
     label = OFFICIAL_HELDOUT.label
     (tmp_path / "empty").mkdir()

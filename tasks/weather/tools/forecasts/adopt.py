@@ -65,8 +65,10 @@ def adopt(folder: Path, table: str, storage: Storage, changes: Mapping[str, obje
     lines = []
     for name, path in files.items():
         want = wanted[name]
-        prepare(want.config, storage)
-        source = Source.of(storage, f"weather/{want.config.data}")
+        where = f"weather/{want.config.data}"
+        if not storage.exists(f"data/{where}/dataset.json"):  # what was imported or converted says more than its files
+            prepare(want.config, storage)
+        source = Source.of(storage, where)
         data = weights.read_bytes(path)
         state = weights.read_tensors(path, data, "save `model.state_dict()` alone", integers=True)
         try:
