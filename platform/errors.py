@@ -213,11 +213,12 @@ def disk_errors(what: str) -> Iterator[None]:
     remedies = {
         errno.ENOSPC: "the disk is full; free some space and run the same command again",
         errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
-        errno.EACCES: "no permission; choose another --storage or change the permissions",
-        errno.EPERM: "no permission; choose another --storage or change the permissions",
-        errno.EROFS: "the file system is read-only; choose another --storage",
-        errno.ENOTDIR: "a part of the path is a file; choose another --storage",
-        errno.EEXIST: "a part of the path is a file; choose another --storage",
+        errno.EACCES: "no permission; choose another place or change the permissions",
+        errno.EPERM: "no permission; choose another place or change the permissions",
+        errno.EROFS: "the file system is read-only; choose another place",
+        errno.ENOTDIR: "a part of the path is a file; choose another place",
+        errno.EEXIST: "a part of the path is a file; choose another place",
+        errno.EISDIR: "a folder is there; name a file",
     }
     try:
         with passing_errors(what):

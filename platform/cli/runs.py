@@ -183,9 +183,9 @@ def pack(
             help="Table names such as rl/table1; a task name selects all its tables (default: all that were requested)."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the bundle here.")] = Path(
-        "results.bundle"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", dir_okay=False, help="Write the bundle here.")
+    ] = Path("results.bundle"),
     scale: ScaleName = "small",
     set: Set = None,
     rows: Rows = None,

@@ -11,18 +11,17 @@ import hashlib
 import io
 import json
 import lzma
-import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from retable.platform.errors import UserError, disk_errors, words
+from retable.platform.errors import UserError, words
 from retable.platform.store.run import safe, sha256
-from retable.platform.store.storage import Record
+from retable.platform.store.storage import Record, whole
 
 FORMAT = 1
 MANIFEST = "bundle.json"
@@ -131,30 +130,21 @@ def write_bundle(file: Path, about: Mapping[str, object], files: Mapping[str, Ca
         raise UserError(f"{error.args[0]} went while it was packed; run the same command again") from error
     manifest = json.dumps({"format": FORMAT, **about, "members": listed}, sort_keys=True).encode()
     _check_sizes(listed, len(manifest), _is_heavy(about))
-    writing = file.with_name(f".writing-{os.getpid()}-{file.name}")
-    try:
-        with disk_errors(str(file)):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with (
-                lzma.open(writing, "wb", preset=6) as packed,
-                tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
-            ):
-                _add(archive, MANIFEST, manifest)
-                for path, size, digest in listed:
-                    try:
-                        data = files[path]()
-                    except FileNotFoundError:
-                        data = b""
-                    if (len(data), sha256(data)) != (size, digest):
-                        raise UserError(f"{path} changed while it was packed; run the same command again")
-                    _add(archive, path, data)
-            os.replace(writing, file)
-            return file.stat().st_size
-    except IsADirectoryError as error:
-        raise UserError(f"--out {file}: a folder is there; name a file") from error
-    finally:
-        with suppress(OSError):
-            writing.unlink()
+    with (
+        whole(file) as writing,
+        lzma.open(writing, "wb", preset=6) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
+    ):
+        _add(archive, MANIFEST, manifest)
+        for path, size, digest in listed:
+            try:
+                data = files[path]()
+            except FileNotFoundError:
+                data = b""
+            if (len(data), sha256(data)) != (size, digest):
+                raise UserError(f"{path} changed while it was packed; run the same command again")
+            _add(archive, path, data)
+    return file.stat().st_size
 
 
 def _add(archive: tarfile.TarFile, path: str, data: bytes) -> None:

@@ -28,6 +28,24 @@ _OBJECT_STORES = ("s3", "gcs", "abfs")
 """pyarrow's own: an object appears whole when its stream is closed, and there are no folders to make."""
 
 
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a path with the suffix of `path`, in lower case, whose file becomes `path` once it is written whole.
+
+    Raises:
+        UserError: where the disk is full, the folder cannot be made or written, or `path` is one.
+    """
+    writing = path.with_name(f".writing-{uuid.uuid4().hex[:8]}{path.suffix.lower()}")
+    with disk_errors(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield writing
+            os.replace(writing, path)
+        finally:
+            with suppress(OSError):
+                writing.unlink()
+
+
 @dataclass(frozen=True)
 class Storage:
     """A folder on a file system. Small, picklable, and the same on every node.

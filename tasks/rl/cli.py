@@ -279,7 +279,7 @@ DATA = {"fetch": fetch, "make": make, "check": check, "convert": convert, "impor
 @app.command()
 def export(
     run: Run,
-    file: Annotated[Path, typer.Argument(help="The file to write, e.g. policy.rtsn.")],
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="The file to write, e.g. policy.rtsn.")],
     storage: Where = "results",
     policy: Annotated[
         str | None,

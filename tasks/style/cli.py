@@ -113,7 +113,7 @@ def image(
 def compare(
     run: Run,
     photograph: Annotated[Path, typer.Argument(help="A picture.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The sheet to write.")] = Path("sheet.png"),
+    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The sheet to write.")] = Path("sheet.png"),
     epochs: Annotated[str, typer.Option(help="Kept epochs: 1,5,10 (default: all).")] = "",
     size: Annotated[int, typer.Option(help="Pixels of the longer side; 0 keeps the photograph's.", min=0)] = 512,
     storage: Where = "results",
@@ -166,7 +166,9 @@ def distil(
         typer.Argument(help="What `retable style weights` prints of a VGG-19 (for alexnet: SqueezeNet), or imagenet."),
     ],
     photographs: Annotated[list[str], typer.Argument(help="Photographs, folders or patterns to learn from.")],
-    file: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("small.safetensors"),
+    file: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The file to write.")] = Path(
+        "small.safetensors"
+    ),
     network: Annotated[
         Literal["vgg19", "alexnet"], typer.Option(help="What is made; an alexnet learns from SqueezeNet 1.0.")
     ] = "vgg19",
@@ -196,7 +198,7 @@ def distil(
 @app.command()
 def export(
     run: Run,
-    file: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.safetensors.")],
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="The file to write, e.g. wave.safetensors.")],
     epoch: Epoch = 0,
     half: Annotated[bool, typer.Option("--half", help="Store numbers in 16 bits: half the size.")] = False,
     painting: Annotated[str, typer.Option(help="The style to write, of a network of several (default: all).")] = "",
@@ -215,7 +217,7 @@ def export(
 @app.command()
 def onnx(
     style: Annotated[str, typer.Argument(help="A network: a name (`retable zoo style`), a file, a run, a:0.7,b:0.3.")],
-    file: Annotated[Path, typer.Argument(help="The file to write, e.g. wave.onnx.")],
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="The file to write, e.g. wave.onnx.")],
     bits: Annotated[int, typer.Option(help="Of a weight: 32, 16 or 8. Arithmetic is in float32.")] = 32,
     opset: Annotated[
         int, typer.Option(help="Version of ONNX's operators: lower for old runtimes.", min=13, max=18)

@@ -16,7 +16,7 @@ from retable.platform.spec.task import data_folder, data_sets
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.convert import convert as convert_frames
-from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, index_folder, make_generated
+from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, make_generated
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -151,7 +151,7 @@ def import_(
     if not target.is_local:
         raise UserError(f"{target}: import to a local --storage, then `retable data convert weather {name}`")
     with progress_bar(f"importing {name}") as show:
-        imported = import_composites(
+        info = import_composites(
             source,
             Path(target.root),
             size=size,
@@ -164,8 +164,7 @@ def import_(
             relation=relation_of(zr),
             progress=show,
         )
-    print_lines(import_lines(imported))
-    info = index_folder(target, name, "imported", **imported)
+    print_lines(import_lines(info))
     console.print(f"{target}: {describe(info)}")
     changes = {"data": name, "regions": info["regions"], "years": info["years"], "inputs": inputs, "forecast": forecast}
     console.print(f"train on it: retable train weather {set_line(changes)}", markup=False)
@@ -235,7 +234,7 @@ DATA = {"fetch": fetch, "make": make, "check": check, "convert": convert, "impor
 @app.command()
 def submit(
     runs: Annotated[list[str], typer.Argument(help="First digits of runs, or RUN@EPOCH; several vote by majority.")],
-    out: Annotated[Path, typer.Option(help="The zip to write.")] = Path("submission.zip"),
+    out: Annotated[Path, typer.Option(dir_okay=False, help="The zip to write.")] = Path("submission.zip"),
     storage: Where = "results",
     split: Split = "test",
     epoch: Epoch = 0,
@@ -257,7 +256,6 @@ def submit(
     wanted = submission.TRANSFER if transfer else ()
     years, regions = (tuple(dict.fromkeys(column)) for column in zip(*wanted, strict=True)) if wanted else ((), ())
     loaded = [opened(run, storage, split, epoch, chosen(threshold), regions, years) for run in runs]
-    out.parent.mkdir(parents=True, exist_ok=True)
     submission.write(out, official_forecasts(loaded, wanted), 0.5)
     console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
     print_lines(submission.check(out, wanted or submission.CORE))
@@ -315,7 +313,7 @@ def chosen(threshold: str) -> float | str:
 @app.command()
 def verify(
     runs: Annotated[list[str], typer.Argument(help="First digits of runs, or RUN@EPOCH; several are compared.")],
-    out: Annotated[Path, typer.Option(help="The folder of the page.")] = Path("verification"),
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder of the page.")] = Path("verification"),
     storage: Where = "results",
     split: Split = "test",
     epoch: Epoch = 0,
@@ -345,7 +343,7 @@ def verify(
 @app.command()
 def netcdf(
     run: Fingerprint,
-    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("forecasts"),
+    out: Annotated[Path, typer.Option(file_okay=False, help="The folder to write to.")] = Path("forecasts"),
     storage: Where = "results",
     split: Split = "test",
     epoch: Epoch = 0,
@@ -409,7 +407,7 @@ def adopt(
 @app.command()
 def export(
     run: Fingerprint,
-    file: Annotated[Path, typer.Argument(help="The file to write, e.g. rain.safetensors.")],
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="The file to write, e.g. rain.safetensors.")],
     epoch: Epoch = 0,
     licence: Licence = "",
     storage: Where = "results",

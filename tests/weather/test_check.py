@@ -1,3 +1,5 @@
+import json
+
 import h5py
 import numpy as np
 import pytest
@@ -212,6 +214,9 @@ def test_an_index_that_is_out_of_date(root):
     found = check(root)
     # The type and size are as before, yet it is another file.
     assert len(found) == 1 and hdf5_path(SERIES, "rain") in found[0] and "remove dataset.json" in found[0]
+    known = json.loads((root / "dataset.json").read_text())
+    (root / "dataset.json").write_text(json.dumps(known | {"source": "imported"}))
+    only(root, "put it back, or remove the folder and import the data set again")
     (root / "dataset.json").write_text("[1]")
     only(root, "dataset.json: not a data set's")
     (root / "dataset.json").write_text("{")

@@ -6,9 +6,7 @@ A *picture* is a uint8 RGB array (height, width, 3); an *image* is a float32 ten
 from __future__ import annotations
 
 import io
-import os
 import struct
-import uuid
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
+from retable.platform.store.storage import whole
 from retable.tasks.style.files import hdr
 
 Pixels = UInt8[np.ndarray, "height width 3"]
@@ -273,16 +272,8 @@ def write(
     """
     path = Path(path)
     data = _encode(pixels, alpha, icc, check_suffix(path), str(path))
-    writing = path.with_name(f".writing-{uuid.uuid4().hex[:8]}{path.suffix}")
-    try:
-        with open(writing, "xb") as file:
-            file.write(data)
-        os.replace(writing, path)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    finally:
-        with suppress(OSError):
-            writing.unlink()
+    with whole(path) as writing:
+        writing.write_bytes(data)
 
 
 def _encode(pixels: Array, alpha: Array | None, icc: bytes | None, how: dict[str, Any], name: str) -> bytes:

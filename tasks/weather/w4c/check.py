@@ -16,7 +16,7 @@ from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.convert import parts
 from retable.tasks.weather.w4c.frames import Frames, open_hdf5, part_path, read_hdf5
-from retable.tasks.weather.w4c.layout import SPLITS, TARGET, Slots, blocks, read_csv
+from retable.tasks.weather.w4c.layout import SPLITS, TARGET, Slots, blocks, read_csv, remedy
 from retable.tasks.weather.w4c.prepare import file_digest, layout_files, lengths, scan
 from retable.tasks.weather.w4c.preprocess import (
     CHANNELS,
@@ -101,7 +101,7 @@ def _layout_defects(root: Path, info: Mapping[str, Any], slots: Mapping[tuple[in
                 sizes.setdefault(data.shape[-1], full)
                 yield from _row_defects(full, len(data), count)
                 if info and info["files"].get(path) != file_digest(path, data):
-                    yield f"{full}: not the file that dataset.json knows; remove dataset.json, and it is indexed again"
+                    yield f"{full}: not the file that dataset.json knows; put it back, or {remedy(info)}"
                 yield from _value_defects(full, kind, partial(_hdf5_frame, data), len(data))
             except UserError as error:
                 yield str(error)

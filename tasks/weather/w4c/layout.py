@@ -241,6 +241,13 @@ class Holdout:
     """Sequences of each."""
 
 
+def remedy(info: Mapping[str, Any]) -> str:
+    """Return how to index files again that are not those that `info`, a data set's `dataset.json`, knows."""
+    if made := {"imported": "import", "generated": "make"}.get(info.get("source", "")):
+        return f"remove the folder and {made} the data set again"  # their dataset.json says more than the files do
+    return "remove dataset.json, and the files are indexed again"
+
+
 class Index:
     """Which windows a data set has. It knows times and rows, and reads no frame."""
 
@@ -259,8 +266,7 @@ class Index:
         """
         table = find_csv(folder)
         if info.get("files", {}).get(table) not in (None, hashlib.sha256(folder.read(table)).hexdigest()):
-            again = "put it back, or remove dataset.json, and the files are indexed again"
-            raise UserError(f"{folder}/{table}: not the table that dataset.json knows; {again}")
+            raise UserError(f"{folder}/{table}: not the table that dataset.json knows; put it back, or {remedy(info)}")
         return Index(read_csv(folder), info, holdout)
 
     def training(

@@ -31,7 +31,7 @@ def test_a_good_machine_has_no_bad_line_and_nothing_is_left_behind(tmp_path):
 def test_a_storage_that_cannot_be_written_is_named_with_the_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     (text,) = bad(doctor.storage_checks(str(tmp_path / "file")))
-    assert text.endswith("a part of the path is a file; choose another --storage")
+    assert text.endswith("a part of the path is a file; choose another place")
     (text,) = bad(doctor.storage_checks("nope://x"))
     assert text == "--storage nope://x: Protocol not known: nope"
 

@@ -256,7 +256,7 @@ def test_an_fsspec_writer_that_is_stopped_leaves_the_old_file(monkeypatch):
     [
         (errno.ENOSPC, "the disk is full; free some space and run the same command again"),
         (errno.EDQUOT, "quota"),
-        (errno.EACCES, "no permission; choose another --storage"),
+        (errno.EACCES, "no permission; choose another place"),
         (errno.EROFS, "read-only"),
     ],
 )
@@ -289,7 +289,7 @@ def test_a_path_through_a_file_is_refused(tmp_path):
     for where in ("file", "file/deeper"):
         storage = Storage.open(tmp_path / where)
         for call in (lambda: storage.write("x", "1"), lambda: storage.write("y/x", "1")):  # noqa: B023
-            assert "a part of the path is a file; choose another --storage" in refused(call)
+            assert "a part of the path is a file; choose another place" in refused(call)
     storage = Storage.open(tmp_path / "file")
     assert "is a file" in refused(lambda: storage.read("x")) and "is a file" in refused(storage.list)
 

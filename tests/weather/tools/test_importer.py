@@ -269,7 +269,7 @@ def test_info_counts_rain_and_progress_reaches_its_end(imported):
         2018,
     )
     assert (info["start"], info["dropped"], info["pixel"]) == ("2018-08-24T18:00:00Z", [], 2000)
-    for region, share in info["rain"].items():
+    for region, share in info["rain_by_region"].items():
         top, left = corner(region)
         target = imported.rate[:6, top + 30 : top + 42, left + 30 : left + 42]
         measured = (target != NODATA) & (target <= 128)
@@ -285,11 +285,28 @@ def test_equal_arguments_give_equal_files_and_the_seed_matters(tmp_path):
     ]
     contents = []
     for root in (tmp_path / name for name in "abc"):
-        contents.append({path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()})
+        files = [path for path in root.rglob("*") if path.is_file() and path.name != "dataset.json"]
+        contents.append({path.relative_to(root): path.read_bytes() for path in files})
     assert len(contents[0]) == 9  # four regions with two files, and the CSV
-    assert contents[0] == contents[1] and infos[0] == infos[1]
+    assert contents[0] == contents[1] and infos[0] | {"name": "b"} == infos[1]
     assert contents[0] != contents[2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c", "source"]  # nothing left over
+
+
+@pytest.mark.parametrize("step", ["_write_set", "index_folder"])
+def test_an_interrupted_import_leaves_nothing_and_the_next_one_all(tmp_path, monkeypatch, step):
+    folder_of(tmp_path / "source", 3)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(importer, step, interrupted)
+        run(tmp_path / "source", tmp_path / "set", regions=4)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    info = run(tmp_path / "source", tmp_path / "set", regions=4)
+    assert info == Storage.open(tmp_path / "set").read_json("dataset.json")
+    assert info["source"] == "imported" and info["grids"] and info["splits"]
 
 
 def test_wet_and_dry_regions_stay(tmp_path):
@@ -303,7 +320,7 @@ def test_wet_and_dry_regions_stay(tmp_path):
         measured = (target != NODATA) & (target <= 128)
         shares[f"opera_{i:03d}"] = ((target >= 0.2) & measured).sum() / measured.sum()
     ranked = sorted(shares, key=shares.get)
-    assert set(info["rain"]) == {ranked[round(6 - 6 * k / 4)] for k in range(5)}, "evenly through the ranks"
+    assert set(info["rain_by_region"]) == {ranked[round(6 - 6 * k / 4)] for k in range(5)}, "evenly through the ranks"
 
 
 def test_files_do_not_depend_on_the_chunks(tmp_path, monkeypatch):
@@ -629,7 +646,7 @@ def test_real_composites(shared, tmp_path, folder, key, source, grid, step, size
         assert ("note" in said) == (step != 2000)
         assert info["coverage"][region] > 0.8
         if ".train." not in path.name:  # frames that all splits keep
-            assert info["rain"][region] == pytest.approx(events / measured)
+            assert info["rain_by_region"][region] == pytest.approx(events / measured)
     for path in (tmp_path / "set").rglob("*.reflbt0.ns.h5"):
         with h5py.File(path) as file:
             assert file["REFL-BT"].shape[1:] == (11, size, size) and file.attrs["simulated"]

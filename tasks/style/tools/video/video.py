@@ -7,13 +7,12 @@ else of the file are kept; see `frames`.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,8 +23,9 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from retable.platform.errors import UserError, disk_errors
+from retable.platform.errors import UserError
 from retable.platform.execute.session import cluster_resources, cpu_share
+from retable.platform.store.storage import whole
 from retable.tasks.style.tools.video import frames as files
 from retable.tasks.style.tools.video.frames import CODECS, Clip, Frame, Reader
 
@@ -92,7 +92,8 @@ def stylise_video(
         UserError: where the source is no video or the target cannot be written.
     """
     started, notes = time.monotonic(), list[str]()
-    with whole(source, target, overwrite) as path:
+    check_target(source, target, overwrite)
+    with whole(target) as path:
         clip = files.probe(source, start, duration)
         decoded = files.read(clip, notes, size, reader)
         with closing(stylised(decoded, stylise, batch)) as made:
@@ -108,27 +109,14 @@ def counted(frames: Iterable[Frame], clip: Clip, progress: Callable[[int, int], 
             progress(number, max(number, clip.frames) if clip.frames else 0)
 
 
-@contextmanager
-def whole(source: Path, target: Path, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary path that is renamed to `target` if the block succeeds, and removed if not.
-
-    Raises:
-        UserError: where `target` exists, is the source, or has a suffix that is not written.
-    """
+def check_target(source: Path, target: Path, overwrite: bool) -> None:
+    """Refuse a video's `target` that exists, is the source, or has a suffix that is not written, with a UserError."""
     if target.suffix.lower() not in CODECS:
         raise UserError(f"{target}: videos are written as {', '.join(CODECS)}")
     if target.exists() and source.exists() and target.samefile(source):
         raise UserError(f"{target}: is the video that is read; choose another name")
     if target.exists() and not overwrite:
         raise UserError(f"{target}: exists; --overwrite replaces it")
-    path = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix.lower()}")
-    with disk_errors(str(target)):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield path
-            os.replace(path, target)
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def stylised(frames: Iterator[Frame], stylise: Stylise, batch: int) -> Generator[Frame]:

@@ -30,7 +30,9 @@ SAMPLE = 48
 @spread()
 def video(
     source: Annotated[Path, typer.Argument(help="The video to stylise.")],
-    target: Annotated[Path, typer.Argument(help="The video to write: .mp4, .mov, .mkv (H.264) or .webm (VP9).")],
+    target: Annotated[
+        Path, typer.Argument(dir_okay=False, help="The video to write: .mp4, .mov, .mkv (H.264) or .webm (VP9).")
+    ],
     style: Annotated[
         list[str],
         typer.Option(

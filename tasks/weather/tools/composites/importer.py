@@ -28,6 +28,7 @@ import numpy as np
 
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.spec.arrays import Array
+from retable.platform.store.storage import Storage
 from retable.platform.train.seeds import sequence
 from retable.tasks.weather.tools.composites import seviri
 from retable.tasks.weather.tools.composites.composites import Composite, stretches, survey
@@ -36,6 +37,7 @@ from retable.tasks.weather.tools.composites.resample import NEAR, PIXEL
 from retable.tasks.weather.tools.composites.splits import FEWEST, Cut, Place, cut, slots
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.layout import SIMULATION, VERSION
+from retable.tasks.weather.w4c.prepare import index_folder
 from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGHEST_RATE, MASKED, RAIN, classify
 from retable.tasks.weather.w4c.satellite import BEFORE, observe
 
@@ -65,7 +67,7 @@ def import_composites(
     relation: Relation | None = None,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Cut a folder of rain composites into regions and write them below `target` in the competition's layout.
+    """Cut a folder of rain composites into regions: a data set in the competition's layout, named as `target` is.
 
     Frames are all stretches of 15-minute steps that hold a sequence of `inputs + forecast` frames. Training keeps all
     of them; validation, test and heldout keep sequences that do not overlap. Equal arguments give equal files. `target`
@@ -86,11 +88,11 @@ def import_composites(
         progress: called now and then with the work so far and in all.
 
     Returns:
-        What a data set must say of itself: product, quantity, minutes (of an accumulation), relation, date, start,
-        year, frames, stretches, dropped (files not used), skipped (lines on files that could not be), splits (regions
-        by split), split_by, size, smaller (a size that splits by place where this one does not, or 0), coverage and
-        rain (shares by region), grids (by region), pixel in metres, averaged (pixels across one), resampled (how, in
-        words), and whether the images are simulated, and how, or what they are.
+        What `dataset.json` holds: what `index_folder` finds, and product, quantity, minutes (of an accumulation),
+        relation, date, start, year, frames, stretches, dropped (files not used), skipped (lines on files that could not
+        be), splits (regions by split), split_by, size, smaller (a size that splits by place where this one does not, or
+        0), coverage and rain_by_region (shares), grids (by region), pixel in metres, averaged (pixels across one),
+        resampled (how, in words), and whether the images are simulated, and how, or what they are.
 
     Raises:
         UserError: where no file can be read, the frames are too few, the squares too large for the composites or none
@@ -109,15 +111,18 @@ def import_composites(
     places = choose(source, [composites[frame] for frame in sorted(every)], counts, size, regions, shown)
     chosen = cut(places, ranges, inputs, forecast, seed)
     archive = Archive(source, composites, ranges, chosen, size)
-    with disk_errors(str(target)):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".import-", dir=target.parent) as scratch:
-            _write_set(Path(scratch), archive, scans, seed, progress).rename(target)
     about: dict[str, Any] = {"simulated_by": SIMULATION, "simulation": VERSION}
     if scans:
         about = {"satellite": seviri.ABOUT, "simulated_satellite": False}
     unused = [_name(source, composite) for composite in dropped]
-    return _info(archive) | about | {"dropped": unused, "skipped": skipped + unseen + damaged}
+    about = _info(archive) | about | {"dropped": unused, "skipped": skipped + unseen + damaged}
+    with disk_errors(str(target)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".import-", dir=target.parent) as scratch:
+            made = _write_set(Path(scratch), archive, scans, seed, progress)
+            info = index_folder(Storage.open(made), target.name, "imported", **about)
+            made.rename(target)
+    return info
 
 
 @dataclass(frozen=True)
@@ -346,7 +351,7 @@ def _info(archive: Archive) -> dict[str, Any]:
         "size": archive.size,
         "smaller": 0 if by_place else fitting(first, archive.size, FEWEST),
         "coverage": {place.name: place.coverage for place in places},
-        "rain": {place.name: place.rain for place in places},
+        "rain_by_region": {place.name: place.rain for place in places},
         "grids": {place.name: _grid(first, place, archive.size) for place in places},
         "pixel": first.grid.pixel,
         "averaged": first.finer,

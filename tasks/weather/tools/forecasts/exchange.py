@@ -204,7 +204,6 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
     The files say what data the run read, and where images were simulated.
     """
     config, source = what.config, what.source
-    out.mkdir(parents=True, exist_ok=True)
     index = Index.read(source.folder, source.info, config.holdout)
     model = what.model()
     made_by = f"retable run {what.run.fingerprint}, epoch {what.view.epoch}"

@@ -15,6 +15,7 @@ import numpy as np
 import pyproj
 
 from retable.platform.spec.arrays import Array
+from retable.platform.store.storage import whole
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import MINUTES
 
@@ -55,21 +56,16 @@ def export(
         raise ValueError(
             f"steps {steps.shape} and times {None if times is None else times.shape} are not (n, L, S, S) and (n,)"
         )
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with h5netcdf.File(partial, "w") as file:
-            file.dimensions = dict(zip(("sequence", "lead_time", "y", "x"), steps.shape, strict=True))
-            write_leads(file, steps.shape[1])
-            names = [] if times is None else write_times(file, times, steps.shape[1])
-            mapping = write_place(file, grid, steps.shape[2:])
-            names += ["longitude", "latitude"] if mapping else []
-            write_probability(file, steps, mapping | ({"coordinates": " ".join(names)} if names else {}))
-            file.attrs.update({**attributes, "Conventions": "CF-1.8", "region": region})
-            file.attrs.update({"year": np.int32(year)} if year else {})
-            file.attrs["georeference"] = mapping.get("grid_mapping", NO_PLACE)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole(path) as writing, h5netcdf.File(writing, "w") as file:
+        file.dimensions = dict(zip(("sequence", "lead_time", "y", "x"), steps.shape, strict=True))
+        write_leads(file, steps.shape[1])
+        names = [] if times is None else write_times(file, times, steps.shape[1])
+        mapping = write_place(file, grid, steps.shape[2:])
+        names += ["longitude", "latitude"] if mapping else []
+        write_probability(file, steps, mapping | ({"coordinates": " ".join(names)} if names else {}))
+        file.attrs.update({**attributes, "Conventions": "CF-1.8", "region": region})
+        file.attrs.update({"year": np.int32(year)} if year else {})
+        file.attrs["georeference"] = mapping.get("grid_mapping", NO_PLACE)
 
 
 def comment(caution: str) -> dict[str, str]:

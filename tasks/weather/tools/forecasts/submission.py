@@ -25,6 +25,7 @@ import numpy as np
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
+from retable.platform.store.storage import whole
 from retable.tasks.weather.config import CORE_REGIONS, TRANSFER_REGIONS
 from retable.tasks.weather.metrics import cut
 
@@ -60,21 +61,17 @@ def write(path: Path, predictions: Iterable[tuple[int, str, Array]], threshold: 
         ValueError: where a region and year comes twice, or steps have other axes.
 
     """
-    partial = path.with_name(f"{path.name}.partial")
     written: set[str] = set()
-    try:
-        with zipfile.ZipFile(partial, "w") as archive:  # stored: the files are compressed inside
-            for year, region, steps in predictions:
-                name = f"{year}/{region}.pred.h5"
-                if name in written or steps.ndim != 4:
-                    raise ValueError(f"{name}: comes twice, or has the shape {steps.shape}")
-                written.add(name)
-                entry = zipfile.ZipInfo(name)  # dated 1980, whenever it is written
-                entry.external_attr = 0o644 << 16
-                archive.writestr(entry, packed(steps, threshold, channel))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    # Stored: the files are compressed inside.
+    with whole(path) as writing, zipfile.ZipFile(writing, "w") as archive:
+        for year, region, steps in predictions:
+            name = f"{year}/{region}.pred.h5"
+            if name in written or steps.ndim != 4:
+                raise ValueError(f"{name}: comes twice, or has the shape {steps.shape}")
+            written.add(name)
+            entry = zipfile.ZipInfo(name)  # dated 1980, whenever it is written
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, packed(steps, threshold, channel))
 
 
 def packed(steps: Array, threshold: float, channel: bool) -> bytes:
