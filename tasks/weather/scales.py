@@ -83,18 +83,20 @@ class Reduced:
 
     def epoch(self, epoch: int, overrides: Mapping[str, object]) -> int:
         """Return the epoch of a reduced run that stands for one of the full run; a U-Net's is a part of 90."""
-        full = 90 if model_of(overrides) == "unet" else int(str(overrides.get("epochs", 90)))
-        reduced = int(str(self.models[model_of(overrides)]["epochs"]))
-        return max(1, epoch * reduced // full)
+        full = 90 if model_of(overrides) == "unet" else self.length({}, overrides)
+        return max(1, epoch * self.length(self.models[model_of(overrides)], overrides) // full)
+
+    def length(self, changes: Mapping[str, object], overrides: Mapping[str, object]) -> int:
+        """Return the epochs of a run whose overrides are changed; 90 where neither says."""
+        return int(str({"epochs": 90, **overrides, **changes}["epochs"]))
 
     def epochs(self, row: Row) -> list[tuple[str, str]]:
         """Return what becomes of the epochs that a row names, for the note."""
         overrides = row.overrides or {}
         if model_of(overrides) not in self.models:
             return []
-        full = int(str(overrides.get("epochs", 90)))
+        full, reduced = (self.length(changes, overrides) for changes in ({}, self.models[model_of(overrides)]))
         epoch = int(str((row.view or {}).get("epoch", 0)))  # 0: the last one
-        reduced = self.models[model_of(overrides)]["epochs"]
         return [(f"{epoch or full:2d} of {full}", f"{self.epoch(epoch, overrides) if epoch else reduced} of {reduced}")]
 
 
@@ -203,7 +205,7 @@ SMALL = Reduced(
     models={
         **SIMPLE,
         "unet": {**TINY["unet"], "steps": 400, "epochs": 12},
-        "swin": {**TINY["swin"], "steps": 150, "epochs": 4},
+        "swin": {**TINY["swin"], "steps": 150},
         "vivit": {**TINY["vivit"], "steps": 400, "epochs": 3},
         "context": {**TINY["context"], "steps": 150, "epochs": 7},
         "retrieval": {**TINY["retrieval"], "steps": 100, "epochs": 3},

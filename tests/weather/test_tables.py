@@ -176,6 +176,14 @@ def test_reduced_epochs_keep_votes_apart_and_compared_rows_as_long():
     assert first["BASELINE bce, train all. Epoch 53"] == 7, "of the same 12 epochs"
 
 
+def test_a_small_swin_is_trained_for_as_many_epochs_as_the_papers():
+    """What turns four channels into leads is compared at the paper's lengths: 4, 4 + 2 and 2 epochs."""
+    small = {row.label: row.overrides for row in scaled(TABLE1, SCALES["small"]).rows if isinstance(row, Row)}
+    channels = small[tables.SWIN_CHANNELS.label]
+    assert (channels["init.checkpoint"], dict(channels["init.overrides"])["epochs"], channels["epochs"]) == (4, 4, 2)
+    assert [small[row.label]["epochs"] for row in (tables.SWIN_BCE, tables.SWIN_UPSAMPLE)] == [4, 2]
+
+
 def test_combined_rows_join_what_is_run():
     small = scaled(TABLE2, SCALES["small"])
     present = {row.label for row in small.rows if isinstance(row, Row) and not row.absent}
