@@ -189,8 +189,8 @@ def _choose(value: object, options: tuple[Any, ...], path: str) -> object:
                 return convert(value, option, path)
             except UserError:
                 continue
-    names = [*classes, *(getattr(option, "__name__", str(option)) for option in plain)]
-    raise UserError(f"{path}: {value!r} is not one of {', '.join(names)}{_meant(value, tuple(classes))}")
+    names = [*classes, *(word for option in plain for word in _choices(option))]
+    raise UserError(f"{path}: {value!r} is not one of {', '.join(names)}{_meant(value, tuple(names))}")
 
 
 def _meant(value: object, options: tuple[object, ...]) -> str:
@@ -198,8 +198,15 @@ def _meant(value: object, options: tuple[object, ...]) -> str:
     return hint if "did you mean" in hint else ""
 
 
+def _choices(hint: object) -> list[str]:
+    """Return in words what a type that is no config takes."""
+    if typing.get_origin(hint) is typing.Literal:
+        return [str(choice) for choice in typing.get_args(hint)]
+    return [_article(getattr(hint, "__name__", str(hint)))]
+
+
 def _article(name: str) -> str:
-    words = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
+    words = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "NoneType": "null"}
     return words.get(name, f"a {name}")
 
 

@@ -50,6 +50,7 @@ Epoch = Annotated[int, typer.Option(help="A kept epoch; 0 is the last one.", min
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:1 (default: a GPU if there is one).")]
 Licence = Annotated[str, typer.Option(help="Terms of use to store in the file.")]
 Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Stop downloading after this time, e.g. 2h.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Replace a data set of that name.")]
 """Options of the commands of several tasks."""
 
 T = TypeVar("T")

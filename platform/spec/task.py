@@ -313,6 +313,16 @@ def data_folder(storage: Storage, *words: str) -> Storage:
     return storage / "/".join(("data", *words))
 
 
+def check_new(target: Storage, replace: bool) -> None:
+    """Refuse to replace a data set that is there.
+
+    Raises:
+        UserError: then, unless it is to be replaced.
+    """
+    if not replace and target.exists("dataset.json"):
+        raise UserError(f"{target}: a data set is there already; keep it, or replace it by --replace")
+
+
 def data_sets(storage: Storage, task: str) -> list[Storage]:
     """Return the folders of a task's data sets.
 

@@ -16,6 +16,7 @@ from retable.platform.console import (
     Licence,
     Limit,
     Mirror,
+    Replace,
     Run,
     Where,
     Yes,
@@ -26,7 +27,7 @@ from retable.platform.console import (
     whole,
 )
 from retable.platform.errors import UserError
-from retable.platform.spec.task import Source, find
+from retable.platform.spec.task import Source, check_new, find
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import DESCRIPTION
 from retable.tasks.rl.formats.precisions import TYPES
@@ -52,7 +53,6 @@ Skip = Annotated[str, typer.Option(help="Leave out episodes: their numbers from 
 Mend = Annotated[
     str, typer.Option(help="ends: mark ends of episodes that have no mark, drop reset rows and wrong successors.")
 ]
-Replace = Annotated[bool, typer.Option("--replace", help="Replace a data set of that name.")]
 
 
 def environment_name(name: str) -> str:
@@ -123,14 +123,14 @@ def _check_new(root: Storage, replace: bool, wanted: Published) -> None:
 
     for file in wanted.files:
         entry = D4RL["files"][file.checksum.removeprefix("sha256:")]
-        data.check_new(data.folder(root, entry["environment"], entry["name"]), replace)
+        check_new(data.folder(root, entry["environment"], entry["name"]), replace)
     for below in wanted.hub.folders if wanted.hub else ():
         for environment in root.folders("data/rl"):
             target = root / f"data/rl/{environment}/minari-{below.rpartition('/')[2]}"
             if target.exists("dataset.json"):
                 known_set = target.read_json("dataset.json").get("minari") or {}
                 if str(known_set.get("id", "")).endswith(below):
-                    data.check_new(target, replace)
+                    check_new(target, replace)
 
 
 def make(
@@ -162,7 +162,7 @@ def make(
     if parts and policy != "expert":
         raise UserError(f"--policy {policy}: --mix names the behaviours; leave it out")
     root, environment = Storage.open(storage), environment_name(env)
-    data.check_new(data.folder(root, environment, "mixed" if parts else "recorded"), replace)
+    check_new(data.folder(root, environment, "mixed" if parts else "recorded"), replace)
     info = make_recording(environment, root, transitions, 0.05 if noise is None else noise, seed, policy, parts)
     for part in info["behaviour"].get("parts", ()):
         console.print(f"{part['name']}: {part['transitions']:,} transitions, return {part['return']:.0f}")

@@ -19,7 +19,7 @@ import torch
 
 from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
-from retable.platform.spec.task import Source, data_folder
+from retable.platform.spec.task import Source, check_new, data_folder
 from retable.platform.store.storage import Storage
 from retable.platform.train import seeds
 from retable.platform.train.worker import share
@@ -80,17 +80,6 @@ def folder(storage: Storage, environment: str, name: str) -> Storage:
 
     """
     return data_folder(storage, "rl", environment, name)
-
-
-def check_new(target: Storage, replace: bool) -> None:
-    """Refuse to replace a data set that is there.
-
-    Raises:
-        UserError: then, unless it is to be replaced.
-
-    """
-    if not replace and target.exists("dataset.json"):
-        raise UserError(f"{target}: a data set is there already; keep it, or replace it by --replace")
 
 
 def _schema(states: int, actions: int) -> pa.Schema:

@@ -11,6 +11,7 @@ from retable.platform.config import set_line
 from retable.platform.console import (
     Limit,
     Mirror,
+    Replace,
     Where,
     Yes,
     console,
@@ -18,7 +19,7 @@ from retable.platform.console import (
     show_checked,
 )
 from retable.platform.errors import UserError
-from retable.platform.spec.task import data_folder, data_sets
+from retable.platform.spec.task import check_new, data_folder, data_sets
 from retable.platform.store.storage import Storage
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def make(
     name: Annotated[str, typer.Option(help="Name of the data set.")] = "generated",
     photographs: Annotated[int, typer.Option(help="Training pictures.", min=1)] = 400,
     seed: Annotated[int, typer.Option(help="Seed of the pictures.", min=0)] = 0,
+    replace: Replace = False,
 ) -> None:
     """Generate landscapes to train on, test photographs and a clip.
 
@@ -72,6 +74,7 @@ def make(
     if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
         raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
     target = data_folder(Storage.open(storage), "style", name)
+    check_new(target, replace)
     console.print(f"{target}: {describe(make_generated(target, name, photographs, seed))}", markup=False)
 
 
@@ -98,6 +101,7 @@ def import_(
     storage: Where = "results",
     test: Annotated[int, typer.Option(help="Pictures that become test photographs.", min=0)] = 10,
     every: Annotated[int, typer.Option(help="Of a video, one frame in so many is taken.", min=1)] = 24,
+    replace: Replace = False,
 ) -> None:
     """Make a data set of any pictures; broken ones are listed and left out.
 
@@ -106,6 +110,7 @@ def import_(
     from retable.tasks.style.files.prepare import describe, import_folder
 
     target = data_folder(Storage.open(storage), "style", name)
+    check_new(target, replace)
     info = import_folder(folder, target, name, test, every)
     print_lines(info["left_out"], "left out: ")
     console.print(f"{target}: {describe(info)}, {len(info['test'])} for tests", markup=False)

@@ -10,9 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from retable.platform.config import parse_set, set_line
-from retable.platform.console import Licence, Where, console, items, print_lines, progress_bar, show_defects, whole
+from retable.platform.console import (
+    Licence,
+    Replace,
+    Where,
+    console,
+    items,
+    print_lines,
+    progress_bar,
+    show_defects,
+    whole,
+)
 from retable.platform.errors import UserError
-from retable.platform.spec.task import data_folder, data_sets
+from retable.platform.spec.task import check_new, data_folder, data_sets
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.convert import convert as convert_frames
@@ -60,6 +70,7 @@ def make(
     storage: Where = "results",
     name: Name = None,
     seed: Annotated[int, typer.Option(help="Seed of the weather.", min=0)] = 0,
+    replace: Replace = False,
 ) -> None:
     """Generate rain and satellite images in the competition's layout.
 
@@ -70,9 +81,11 @@ def make(
     if seed and name is None:
         raise UserError(f"--seed {seed}: give the set a --name; generated-{size} has seed 0")
     chosen = name or f"generated-{size}"
-    if chosen.startswith("generated-") and (seed or chosen != f"generated-{size}"):
+    other = chosen.startswith("generated-") and (seed or chosen != f"generated-{size}")
+    if other or chosen == Config().data:
         raise UserError(f"--name {chosen}: tables read other data under such a name; choose another one")
     target = data_folder(Storage.open(storage), "weather", chosen)
+    check_new(target, replace)
     console.print(f"{target}: {describe(make_generated(target, chosen, str(size), seed))}")
 
 
@@ -82,7 +95,9 @@ def check(
     ] = None,
     storage: Where = "results",
 ) -> None:
-    """List every defect of the competition's files, or why its server would refuse a submission, one line each.
+    """List the defects of the competition's files, or why its server would refuse a submission, one line each.
+
+    Every file is opened and compared with the table; of the values, 16 frames of each HDF5 file are looked at.
 
     Example: `retable data check weather submission.zip`
     """
@@ -288,7 +303,7 @@ def score(
 
     Thresholds are tuned on the validation split of the very data that are scored.
 
-    Examples: `retable weather score latest --regions roxi_0008 --years 2019,2020`, `retable weather score latest
+    Examples: `retable weather score latest --regions roxi_0007 --years 2019,2020`, `retable weather score latest
     --data opera`
     """
     from retable.tasks.weather.tools.forecasts.exchange import opened

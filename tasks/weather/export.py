@@ -21,6 +21,7 @@ from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.predict import BATCH, check, forecast, load
+from retable.tasks.weather.w4c.prepare import check_simulation
 from retable.tasks.weather.w4c.preprocess import CHANNELS, normalise
 
 FORMAT = "retable weather 1"
@@ -75,8 +76,9 @@ def write_export(run: TrainedRun, epoch: int = 0, motion: str = "none", **more: 
         **more: what else the file is to say of itself, such as `licence`.
 
     Raises:
-        UserError: where the epoch was not kept, the data are gone, or the model does not move rain.
+        UserError: where the epoch was not kept, the data are gone or show later rain, or the model does not move rain.
     """
+    check_simulation(run.source)
     check(run.config, override(View(), {"motion": motion}))
     config, size = run.config, int(run.source.info["size"])
     shape = {name: getattr(config, name) for name in ("inputs", "forecast", "rain_threshold")}

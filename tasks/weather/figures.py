@@ -10,9 +10,8 @@ import numpy as np
 
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Replicate, Results
-from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import MINUTES, cuts, full_hours, thresholds
-from retable.tasks.weather.verification import Band, Verification
+from retable.tasks.weather.verification import THRESHOLDS, Band, Verification
 
 if TYPE_CHECKING:  # tables name what draws, and a list of them draws nothing
     from matplotlib.figure import Figure as Drawing
@@ -50,16 +49,17 @@ def draw_forecasts(results: Results) -> Drawing:
     if not lines:
         return Drawing()
     rows = [("radar", lines[0][1]), *((name, forecast) for name, _, forecast in lines)]
-    hours = len(rows[0][1])
-    drawing = Drawing(figsize=(1.45 * hours + 1.2, 1.75 * len(rows)), layout="constrained")
+    config: Any = replicates[0].config
+    hours = MINUTES * (full_hours(config.forecast) + 1) / 60
+    drawing = Drawing(figsize=(1.45 * len(hours) + 1.2, 1.75 * len(rows)), layout="constrained")
     drawing.suptitle(place, fontsize=9)
-    axes = drawing.subplots(len(rows), hours, squeeze=False)
+    axes = drawing.subplots(len(rows), len(hours), squeeze=False)
     for axis_row, (name, maps) in zip(axes, rows, strict=True):
-        for hour, (axis, shown) in enumerate(zip(axis_row, maps, strict=True)):
+        for hour, axis, shown in zip(hours, axis_row, maps, strict=True):
             axis.imshow(shown, cmap=ListedColormap(COLOURS), vmin=0, vmax=2, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
-            axis.set_title(f"{hour + 1} h, {share(shown):.1%}", fontsize=8)
+            axis.set_title(f"{hour:g} h, {share(shown):.1%}", fontsize=8)
         axis_row[0].set_ylabel(name, fontsize=8)
     return drawing
 
@@ -117,11 +117,11 @@ def draw_scores(parts: Sequence[Verification]) -> Drawing:
         axes[1, 1].set_xticks(range(len(places)), list(places), fontsize=7, rotation=90)
         curve(axes[2, 0], range(len(part.widths)), part.by_width(), style)
         axes[2, 0].set_xticks(range(len(part.widths)), [str(width) for width in part.widths])
-        line = part.by_threshold()
-        axes[2, 1].plot(np.arange(1, len(line) + 1) / STEPS, line, **style | {"marker": "none"})
+        curve(axes[2, 1], THRESHOLDS, part.by_threshold(), style | {"marker": "none"})
         reliability, forecast, shares = part.reliability()
         curve(axes[3, 0], forecast, reliability, style)
-        axes[3, 1].plot((np.arange(len(shares)) + 0.5) / len(shares), np.where(shares > 0, shares, np.nan), **style)
+        tenths = np.arange(len(shares.value)) / 10 + 0.05
+        axes[3, 1].plot(tenths, np.where(shares.value > 0, shares.value, np.nan), **style)
     finish(axes, bool(parts))
     handles = axes[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="lower center", ncols=2, fontsize=9, frameon=False)

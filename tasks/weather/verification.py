@@ -22,6 +22,8 @@ from retable.tasks.weather.metrics import BINS, MIDDLES, Summaries, Threshold, c
 
 SCORES = ("IoU", "POD", "FAR", "bias")
 """What `metrics.contingency` returns: CSI, probability of detection, false alarm ratio, frequency bias."""
+THRESHOLDS = np.arange(1, STEPS) / STEPS
+"""At which `Verification.by_threshold` has the IoU."""
 DRAWS = 500
 """How often the sequences are drawn anew."""
 
@@ -84,6 +86,18 @@ def banded(
 def frequencies(bins: Array) -> Array:
     """Return how often it rained in bins of pixels, dry and rainy (..., bins, 2): (..., bins)."""
     return metrics.ratio(bins[..., 1], bins.sum(axis=-1), np.nan)
+
+
+def shares(bins: Array) -> Array:
+    """Return the shares of all pixels that bins of pixels, dry and rainy (..., bins, 2), hold: (..., bins)."""
+    return metrics.ratio(bins.sum(axis=-1), bins.sum(axis=(-2, -1))[..., None], np.nan)
+
+
+def iou_by_threshold(steps: Array) -> Array:
+    """Return the IoU at each of `THRESHOLDS` of pixels by step, dry and rainy (..., 201, 2): (..., 199)."""
+    above = steps[..., ::-1, :].cumsum(axis=-2)[..., ::-1, :]  # at or above a step
+    hits, either = above[..., 1], above[..., 0] + above[..., :1, 1]
+    return metrics.ratio(hits, either, 0.0)[..., 1:STEPS]
 
 
 def brier(bins: Array) -> Array:
@@ -164,17 +178,11 @@ class Verification:
             metrics.fss,
         )
 
-    def by_threshold(self) -> Array:
-        """Return the IoU at each threshold, 0.005 to 0.995, one for all places: (199,)."""
-        curves = []
-        for table in self.steps.values():
-            above = table.sum(axis=1)[:, ::-1].cumsum(axis=1)[:, ::-1]  # at or above a step
-            hits, either = above[..., 1], above[..., 0] + above[:, :1, 1]
-            curves.append(metrics.ratio(hits, either, 0.0).mean(axis=0))
-        curve: Array = np.mean(curves, axis=0)[1:STEPS]
-        return curve
+    def by_threshold(self) -> Band:
+        """Return the IoU at each of `THRESHOLDS`, one for all places: (199,)."""
+        return banded(self.steps, iou_by_threshold)
 
-    def reliability(self) -> tuple[Band, Array, Array]:
+    def reliability(self) -> tuple[Band, Array, Band]:
         """Return how often it rained in each tenth of probability, the forecasts' mean there, and their share: (10,).
 
         All pixels of all shards together, as a diagram of Brier's (Murphy and Winkler 1977).
@@ -184,7 +192,7 @@ class Verification:
         pixels = sum(table.sum(axis=(0, 1, 3)) for table in self.steps.values())
         number = np.bincount(metrics.tenths(), pixels, BINS)
         forecast = np.bincount(metrics.tenths(), pixels * MIDDLES, BINS)
-        return band, metrics.ratio(forecast, number, np.nan), number / number.sum()
+        return band, metrics.ratio(forecast, number, np.nan), banded(tables, shares, pooled=True)
 
     def brier(self) -> Band:
         """Return what `brier` says of all pixels together: (5,)."""

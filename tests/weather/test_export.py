@@ -1,7 +1,9 @@
 """A forecaster's file forecasts as its run does; what is none is refused in one line."""
 
+import dataclasses
 import json
 from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,6 +65,13 @@ def test_a_file_says_where_it_is_from(trained):
     assert (said["task"], said["fingerprint"], said["epoch"]) == ("weather", trained.fingerprint, 1)
     assert (said["size"], said["regions"], said["licence"]) == (12, ["boxi_0015", "roxi_0004"], "ours")
     assert said["data_digest"] == trained.result["data"] and said["config"]["forecast"] == 8
+
+
+def test_a_run_whose_images_may_show_later_rain_is_not_written(trained):
+    said = {"simulated_satellite": True, "simulation": 1}
+    old = dataclasses.replace(trained.source, info={**trained.source.info, **said})
+    with pytest.raises(UserError, match="simulated by an older version and show later rain; import them again"):
+        write_export(SimpleNamespace(config=trained.config, source=old))
 
 
 def test_the_command_writes_the_file(trained, tmp_path):

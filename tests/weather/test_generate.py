@@ -18,6 +18,7 @@ from retable.tasks.weather.w4c import rainfall, satellite
 from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.w4c.generate import REGIONS, Slot, climate, generate, schedule, times, watch
 from retable.tasks.weather.w4c.layout import RAIN, SATELLITE, Index, rain_path, satellite_path
+from retable.tasks.weather.w4c.prepare import index_folder
 from retable.tasks.weather.w4c.preprocess import CHANNELS, MISSING, UNDETECTED, classify
 from retable.tasks.weather.w4c.rainfall import Climate, advect, block_mean, simulate
 from retable.tasks.weather.w4c.satellite import observe
@@ -40,10 +41,10 @@ WINDOW = 12
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     root, heard = tmp_path_factory.mktemp("generated"), []
     settings = {**SETTINGS, "progress": lambda done, total: heard.append((done, total))}
-    info = generate(root, regions=["boxi_0015", "roxi_0007"], years=[2019], **settings)
+    generate(root, regions=["boxi_0015", "roxi_0007"], years=[2019], **settings)
     done = [pair[0] for pair in heard]
-    assert done == sorted(done) and heard[-1] == (2 * sum(info["slots"].values()),) * 2
-    return root, info
+    assert done == sorted(done) and heard[-1] == (2 * len(table(root, 2019)),) * 2
+    return root, index_folder(Storage.open(root), "made", "generated")
 
 
 def table(root: Path, year: int) -> list[dict[str, str]]:
@@ -61,25 +62,23 @@ def arrays(root: Path) -> dict[str, Array]:
 
 def test_files_hold_the_rows_of_the_table(made: tuple[Path, dict[str, Any]]) -> None:
     root, info = made
-    for year, slots in info["slots"].items():
-        rows = table(root, year)
-        assert len(rows) == slots
-        for region in ("boxi_0015", "roxi_0007"):
-            for split, name in (("training", "train"), ("validation", "val"), ("test", "test"), ("heldout", "heldout")):
-                kinds = [r["split_type"] for r in rows if r["split"] == split and r["all_vars"] == "1"]
-                inputs = sum(kind.endswith("_in") for kind in kinds)
-                frames = sum(not kind.endswith("_buffer") for kind in kinds)
-                satellite = inputs if split in ("test", "heldout") else frames
-                with h5py.File(root / f"{year}/HRIT/{region}.{name}.reflbt0.ns.h5") as file:
-                    assert file["REFL-BT"].shape == (satellite, 11, SIZE, SIZE) and file["REFL-BT"].dtype == np.float32
-                    assert file["REFL-BT"].chunks == (1, 11, SIZE, SIZE) and file.attrs["generated"]
-                with h5py.File(root / f"{year}/OPERA/{region}.{name}.rates.crop.h5") as file:
+    rows = table(root, 2019)
+    for region in ("boxi_0015", "roxi_0007"):
+        for split, name in (("training", "train"), ("validation", "val"), ("test", "test"), ("heldout", "heldout")):
+            kinds = [r["split_type"] for r in rows if r["split"] == split and r["all_vars"] == "1"]
+            inputs = sum(kind.endswith("_in") for kind in kinds)
+            frames = sum(not kind.endswith("_buffer") for kind in kinds)
+            satellite = inputs if split in ("test", "heldout") else frames
+            with h5py.File(root / f"2019/HRIT/{region}.{name}.reflbt0.ns.h5") as file:
+                assert file["REFL-BT"].shape == (satellite, 11, SIZE, SIZE) and file["REFL-BT"].dtype == np.float32
+                assert file["REFL-BT"].chunks == (1, 11, SIZE, SIZE) and file.attrs["generated"]
+                with h5py.File(root / f"2019/OPERA/{region}.{name}.rates.crop.h5") as file:
                     assert file["rates.crop"].shape == (frames, 1, SIZE, SIZE)
-                assert info["series"][f"{year}/{region}/{split}"] == {"satellite": satellite, "rain": frames}
+                assert info["series"][f"2019/{region}/{split}"] == {"satellite": satellite, "rain": frames}
                 if split != "training":
                     assert frames == SEQUENCES[split] * WINDOW
-            assert 0 < info["rain"][f"{year}/{region}/training"] < 0.5
-            with h5py.File(root / f"truth/{year}/{region}.h5") as file:
+            assert 0 < info["rain"][f"2019/{region}/training"] < 0.5
+            with h5py.File(root / f"truth/2019/{region}.h5") as file:
                 assert file["flow"].shape == (len(rows), 2, SIZE, SIZE)
 
 
@@ -117,15 +116,7 @@ def test_few_and_many_training_slots(training: int) -> None:
 
 
 def test_the_index_finds_the_windows(made: tuple[Path, dict[str, Any]]) -> None:
-    root, made_info = made
-    info = {
-        **made_info,
-        "inputs": 4,
-        "forecast": 8,
-        "holdout": "official",
-        "regions": ["boxi_0015", "roxi_0007"],
-        "years": [2019],
-    }
+    root, info = made
     index = Index.read(Storage.open(root), info)
     for split, count in SEQUENCES.items():
         found = index.sequences(split, ["boxi_0015"], [2019], 4, 8)
@@ -153,12 +144,11 @@ def test_sentinels_are_there(made: tuple[Path, dict[str, Any]]) -> None:
 
 def test_the_same_seed_gives_the_same_data_in_any_order(tmp_path: Path) -> None:
     small = {**SETTINGS, "size": 12, "training": 40, "sequences": {"validation": 1, "test": 1, "heldout": 1}}
-    info = generate(tmp_path / "first", regions=["boxi_0015", "roxi_0007"], years=[2019, 2020], **small)
+    generate(tmp_path / "first", regions=["boxi_0015", "roxi_0007"], years=[2019, 2020], **small)
     generate(tmp_path / "again", regions=["roxi_0007"], years=[2020], **small)
     generate(tmp_path / "other", regions=["roxi_0007"], years=[2020], seed=1, **small)
     first, again, other = (arrays(tmp_path / name) for name in ("first", "again", "other"))
     assert len(again) == 9 and len(first) == 36
-    assert [len(table(tmp_path / "first", year)) for year in (2019, 2020)] == list(info["slots"].values())
     for name, values in again.items():
         np.testing.assert_array_equal(values, first[name], err_msg=name)
         assert not np.array_equal(values, other[name], equal_nan=True), name

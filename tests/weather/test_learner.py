@@ -133,6 +133,16 @@ def test_validation_iou_pools_a_places_pixels_and_counts_places_without_a_hit_as
     assert found["validation_iou"] == pytest.approx((1 / 6 + 1 + 0) / 3) and found["validation_loss"] == 2
 
 
+def test_without_validation_nothing_is_said_of_it():
+    class Nothing(Maps):
+        validated = ()
+
+        def validation(self, rank, world):
+            return iter(())
+
+    assert validate(Fixed(of({})), Nothing()) == [{}]
+
+
 def test_a_place_without_rain_or_forecast_counts_as_in_the_scores():
     """Neither rain nor forecast: 0, as in `metrics.scores` of the validation split, and not left out."""
 

@@ -386,18 +386,25 @@ def test_pysteps_is_held_against_the_network_over_all_and_by_lead_time(tmp_path,
     assert {row.label for row in compared} <= drawn and len(drawn) <= len(figures.STYLES)
 
 
+def drawn_row(summaries, leads=8):
+    return replace(replicate("swin", 0, [1, 1], summaries), config=Config(forecast=leads))
+
+
 def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():
     events = np.zeros((2, 12, 12), np.uint8)
     events[0, :6] = 1
     events[1, 0, 0] = 2
     steps = np.where(np.arange(12) < 3, 120, 20).astype(np.uint8) * np.ones((2, 12, 12), np.uint8)
     summary = {"test/2020/roxi_0004": {"example_events": events, "example_steps": steps}}
-    rows = {"swin": [replicate("swin", 0, [1, 1], summary)]}
+    rows = {"swin": [drawn_row(summary)]}
     drawing = figures.draw_forecasts(results_of(TABLES, rows))
     titles = [axis.get_title() for axis in drawing.axes]
     seen = 35 / 143  # where no radar looked, the forecast does not count either
     assert titles == ["1 h, 50.0%", "2 h, 0.0%", "1 h, 25.0%", f"2 h, {seen:.1%}"]
     assert "2020/roxi_0004" in drawing.get_suptitle()
+    half = {"test/2020/roxi_0004": {name: maps[:1] for name, maps in summary["test/2020/roxi_0004"].items()}}
+    drawing = figures.draw_forecasts(results_of(TABLES, {"swin": [drawn_row(half, 2)]}))
+    assert [axis.get_title() for axis in drawing.axes] == ["0.5 h, 50.0%", "0.5 h, 25.0%"]
     empty = figures.draw_forecasts(results_of(TABLES, {"swin": []}))
     assert not empty.axes and not empty.texts
 
@@ -406,7 +413,7 @@ def test_figure_shows_radar_and_forecasts_with_their_rain_ratios():
 def test_figure_shows_forecasts_at_tuned_thresholds(threshold):
     splits = {"test": field(1, n=2, leads=8), "validation": field(2, n=2, leads=8)}
     summaries = {f"{split}/2020/roxi_0004": summarise(*fields) for split, fields in splits.items()}
-    row = replace(replicate("swin", 0, [1, 1], summaries), view=View(threshold=threshold))
+    row = replace(drawn_row(summaries), view=View(threshold=threshold))
     drawing = figures.draw_forecasts(results_of(TABLES, {"swin": [row]}))
     best = np.broadcast_to(thresholds(row.view, summaries)["test/2020/roxi_0004"], 8)[[3, 7]]
     shown = summaries["test/2020/roxi_0004"]
@@ -420,10 +427,10 @@ def test_figure_shows_forecasts_at_tuned_thresholds(threshold):
 def test_figure_of_data_without_the_papers_year_shows_and_names_the_last_there_is():
     shown = {"example_events": np.zeros((2, 12, 12), np.uint8), "example_steps": np.zeros((2, 12, 12), np.uint8)}
     summaries = {f"test/{place}": shown for place in ("2018/roxi_0004", "2019/roxi_0004", "2020/boxi_0015")}
-    drawing = figures.draw_forecasts(results_of(TABLES, {"swin": [replicate("swin", 0, [1, 1], summaries)]}))
+    drawing = figures.draw_forecasts(results_of(TABLES, {"swin": [drawn_row(summaries)]}))
     assert drawing.get_suptitle() == "2019/roxi_0004"
     summaries |= {f"test/{year}/roxi_0004": shown for year in (2020, 2021)}
-    drawing = figures.draw_forecasts(results_of(TABLES, {"swin": [replicate("swin", 0, [1, 1], summaries)]}))
+    drawing = figures.draw_forecasts(results_of(TABLES, {"swin": [drawn_row(summaries)]}))
     assert drawing.get_suptitle() == "2020/roxi_0004"
     assert len(drawing.axes) == 4
 

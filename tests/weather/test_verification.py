@@ -49,7 +49,7 @@ def test_scores_are_what_a_loop_over_pixels_counts(fields, part):
         assert np.allclose(part.by_place()[" ".join(shard.split("/")[1:])].value, total[number])
     leads = [[loop_scores(*(each[:, lead] for each in fields[s])) for lead in range(4)] for s in SHARDS]
     assert np.allclose(part.by_lead().value, np.mean(leads, axis=0))
-    curve = part.by_threshold()
+    curve = part.by_threshold().value
     for step in (1, 60, 100, 199):
         found = [loop_counts(*fields[shard], step / 200) for shard in SHARDS]
         assert curve[step - 1] == pytest.approx(np.mean([tp / (tp + fp + fn) for tp, fp, fn, _ in found]))
@@ -76,7 +76,7 @@ def test_reliability_and_briers_parts_are_what_pixels_say(fields, part):
     for k in np.unique(tenth):
         assert band.value[k] == pytest.approx(rained[tenth == k].mean())
         assert forecast[k] == pytest.approx(probability[tenth == k].mean())
-    assert np.allclose(shares, np.bincount(tenth, minlength=10) / len(tenth))
+    assert np.allclose(shares.value, np.bincount(tenth, minlength=10) / len(tenth))
     score, reliability, resolution, uncertainty, skill = part.brier().value
     base = rained.mean()
     assert score == pytest.approx(((probability - rained) ** 2).mean())

@@ -21,9 +21,10 @@ import numpy as np
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
+from retable.platform.spec.task import check_new
 from retable.platform.store.hdf5 import plain_entry
 from retable.platform.store.storage import Storage
-from retable.tasks.rl.data import check_new, folder, notes_of, simulator, store
+from retable.tasks.rl.data import folder, notes_of, simulator, store
 from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes, refused_settings, spaces
 from retable.tasks.rl.recordings.d4rl import (

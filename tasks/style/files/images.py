@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import struct
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -78,12 +79,16 @@ class Picture:
     """Whether the file holds more pictures, of which this is the first."""
 
 
-def read(source: Path | str | bytes) -> Picture:
+def read(source: Path | str | bytes, formats: Sequence[str] | None = None) -> Picture:
     """Decode a file, or the bytes of one: the first picture where it holds several, turned as its EXIF says.
 
     Samples of 16 bits are rounded to 8. All become sRGB through the profile that they carry, or from the color space
     that they name instead: BT.2020 or P3 (cICP of PNG, nclx of AVIF and HEIC), Adobe RGB (EXIF). Without either, RGB is
     sRGB. HDR is refused. HEIC is read by pillow-heif where that is installed.
+
+    Args:
+        source: the file's path, or its bytes.
+        formats: which of Pillow's decoders are asked; None: all.
 
     Raises:
         UserError: in one line, where it is no picture, is broken, or has more than `PIXELS` pixels.
@@ -94,7 +99,7 @@ def read(source: Path | str | bytes) -> Picture:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             register_heif()
-            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats) as image:
                 return _decode(image, source)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error

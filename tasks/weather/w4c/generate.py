@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from itertools import islice, tee
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -36,12 +36,10 @@ from retable.tasks.weather.w4c.layout import (
     VERSION,
     rain_path,
     satellite_path,
-    series_name,
 )
 from retable.tasks.weather.w4c.preprocess import CHANNELS, MISSING, UNDETECTED
 from retable.tasks.weather.w4c.rainfall import (
     DAY,
-    EVENT,
     FINE,
     Climate,
     Weather,
@@ -250,20 +248,13 @@ def write_region(
     size: int,
     seed: int,
     advance: Callable[[int], None] = lambda slots: None,
-) -> dict[str, Any]:
-    """Write the files of one region and year below `target`; `advance` hears of each number of slots done.
-
-    Returns:
-        `series`: rows of satellite and rain of each series; `rain`: the share of rainy pixels among those the radars
-        saw, of the training series.
-
-    """
+) -> None:
+    """Write the files of one region and year below `target`; `advance` hears of each number of slots done."""
     where = (year, zlib.crc32(region.encode()))
     pixel_rng = generator(seed, "weather.lost pixels", *where)
     radar = Radar(generator(seed, "weather.radar", *where), size, len(slots))
     cirrus = int(sequence(seed, "weather.satellite", *where).generate_state(1)[0])
     sights = watch(simulate(climate(region, year), size=size, slots=len(slots), seed=seed, where=where), size, cirrus)
-    rainy = seen = 0
     with ExitStack() as stack:
         files = Files(target, year, region, slots, size, seed, stack)
         for start in range(0, len(slots), CHUNK):
@@ -271,15 +262,7 @@ def write_region(
             lose_pixels(images, pixel_rng)
             rates = np.stack([radar.report(slot, rate) for slot, rate in enumerate(rain, start)])
             files.write(start, images, rates, flow)
-            training = rates[[slot.split == "training" for slot in slots[start : start + len(flow)]]]
-            seen += int((training != MISSING).sum())
-            rainy += int((training >= np.float32(EVENT)).sum())
             advance(len(flow))
-    names = {split: series_name(year, region, split) for split in SPLITS}
-    return {
-        "series": {names[split]: rows for split, rows in files.rows.items() if rows["satellite"]},
-        "rain": {names["training"]: rainy / max(seen, 1)},
-    }
 
 
 def generate(
@@ -295,7 +278,7 @@ def generate(
     seed: int = 0,
     workers: int = 1,
     progress: Callable[[int, int], None],
-) -> dict[str, Any]:
+) -> None:
     """Write a generated data set in the official layout below `target`, frame by frame.
 
     Args:
@@ -310,10 +293,6 @@ def generate(
         seed: chooses everything random.
         workers: processes that write regions side by side; the files are the same for any number.
         progress: called with the slots done so far, and all.
-
-    Returns:
-        `slots`: how many each year has; `series`: the rows of satellite and rain of each series; `rain`: the share of
-        rainy pixels among those seen, of each training series.
 
     Raises:
         UserError: where size, a region or a year does not fit, or a year is too short.
@@ -336,12 +315,8 @@ def generate(
     }
     target.mkdir(parents=True, exist_ok=True)
     write_csv(target / CSV, schedules)
-    made: dict[str, Any] = {"slots": {year: len(slots) for year, slots in schedules.items()}, "series": {}, "rain": {}}
     jobs = [(target, year, region, slots, size, seed) for year, slots in schedules.items() for region in regions]
-    for written in write_all(jobs, len(regions) * sum(map(len, schedules.values())), workers, progress):
-        for key, values in written.items():
-            made[key].update(values)
-    return made
+    write_all(jobs, len(regions) * sum(map(len, schedules.values())), workers, progress)
 
 
 def write_all(
@@ -349,8 +324,8 @@ def write_all(
     total: int,
     workers: int,
     progress: Callable[[int, int], None],
-) -> list[dict[str, Any]]:
-    """Call `write_region` with each job's arguments, here or in processes of their own; return what each returned."""
+) -> None:
+    """Call `write_region` with each job's arguments, here or in processes of their own."""
     done = 0
 
     def advance(slots: int) -> None:
@@ -359,10 +334,11 @@ def write_all(
         progress(done, total)
 
     if workers == 1:
-        return [write_region(*job, advance=advance) for job in jobs]
+        for job in jobs:
+            write_region(*job, advance=advance)
+        return
     with ProcessPoolExecutor(min(workers, len(jobs)), get_context("spawn")) as pool:
         futures = [pool.submit(write_region, *job) for job in jobs]
         for future in as_completed(futures):
             future.result()
             advance(total // len(jobs))
-        return [future.result() for future in futures]

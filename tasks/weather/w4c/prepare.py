@@ -144,7 +144,7 @@ def _generate(dataset: Storage, name: str, key: str, seed: int) -> dict[str, Any
     for old in ("dataset.json", "truth", *(name for name in dataset.list() if name.isdecimal())):
         dataset.remove(old)
     with progress_bar(f"generating {name}") as show:
-        made_of = generate(
+        generate(
             Path(dataset.root),
             size=size,
             regions=preset.regions,
@@ -155,9 +155,8 @@ def _generate(dataset: Storage, name: str, key: str, seed: int) -> dict[str, Any
             workers=(os.cpu_count() or 1) if preset.training > FEW else 1,  # starting a process takes seconds
             progress=show,
         )
-    slots = {str(year): count for year, count in made_of["slots"].items()}
     made = {"simulated_satellite": True, "simulated_by": CLOUDS, "simulation": VERSION}
-    return index_folder(dataset, name, "generated", seed=seed, slots=slots, **made)
+    return index_folder(dataset, name, "generated", seed=seed, **made)
 
 
 def index_folder(folder: Storage, name: str, source: str, **extra: Any) -> dict[str, Any]:

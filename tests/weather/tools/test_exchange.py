@@ -94,7 +94,8 @@ def test_a_data_set_that_a_run_was_not_trained_on(tmp_path, capsys):
     storage = make(tmp_path / "results")
     folder = run(storage, config(epochs=1))
     name = folder.fingerprint
-    for data, layout in {"more": {"regions": ("far", "off"), "years": (2021,)}, "wide": {"size": 24}}.items():
+    others = {"more": {"regions": ("far", "off"), "years": (2021,)}, "wide": {"size": 24}, "short": {"forecast": 4}}
+    for data, layout in others.items():
         place = storage / f"data/weather/{data}"
         Layout(**layout).write(Path(place.root))
         index_folder(place, data, "own")
@@ -117,7 +118,14 @@ def test_a_data_set_that_a_run_was_not_trained_on(tmp_path, capsys):
     assert sorted(p.name for p in (tmp_path / "nc").iterdir()) == ["test-2021-far.nc", "test-2021-off.nc"]
     cli.verify([name], tmp_path / "page", storage.root, regions="off", years="", data="more")
     assert "2021 off" in (tmp_path / "page/scores.csv").read_text()
-    for data, words in {"wide": "24 pixels wide, the run's 12", "none": "has no dataset.json"}.items():
+    refused = {
+        "wide": "24 pixels wide, the run's 12",
+        "none": "has no dataset.json",
+        "short": "its sequences have 4 forecast, the run's 8; import it with --forecast 8",
+    }
+    with pytest.raises(UserError, match="'half' is not one of a number, tuned, tuned_per_region, "):
+        cli.score(name, storage.root, threshold="half")
+    for data, words in refused.items():
         with pytest.raises(UserError, match=words):
             cli.score(name, storage.root, regions="", years="", data=data)
 
@@ -144,7 +152,10 @@ def test_scores_and_forecasts_of_imported_data_say_that_images_are_simulated(tmp
             assert file.attrs["data_description"] == words and file.attrs["comment"].startswith(warning)
     cli.verify([name], tmp_path / "page", storage.root, regions="", years="")
     rows = list(csv.DictReader((tmp_path / "page/scores.csv").read_text().splitlines()))
-    assert rows and {row["data"] for row in rows} == {words}
+    assert {row["data"] for row in rows} == {words}
+    halves = {row["value"] for row in rows if (row["about"], row["where"]) == ("threshold", "0.5")}
+    assert halves == {row["value"] for row in rows if (row["about"], row["score"]) == ("all", "IoU")}
+    assert sum(float(row["value"]) for row in rows if row["score"] == "share of pixels") == pytest.approx(1)
     page = (tmp_path / "page/index.html").read_text()
     assert words in page and warning in page
 
@@ -158,15 +169,15 @@ def test_several_runs_submit_their_majority_vote(trained, tmp_path):
     storage, folder = trained
     others = [run(storage, config(epochs=1, seed=seed)) for seed in (1, 2)]
     names = [each.fingerprint for each in (folder, *others)]
-    votes = 0
+    votes = [0]
     for name in names:
         cli.submit([name], tmp_path / f"{name}.zip", storage.root, "test", 0, 0.5)
-        votes = votes + np.stack([forecast for _, _, forecast in read(tmp_path / f"{name}.zip")]).astype(int)
+        forecasts = np.stack([forecast for _, _, forecast in read(tmp_path / f"{name}.zip")])
+        votes.append(votes[-1] + forecasts.astype(int))
     for count in (2, 3):  # of two, a tie is rain
         cli.submit(names[:count], tmp_path / "deep/vote.zip", storage.root, "test", 0, 0.5)
         found = np.stack([forecast for _, _, forecast in read(tmp_path / "deep/vote.zip")])
-        if count == 3:
-            assert np.array_equal(found, votes >= 2) and 0 < found.mean() < 1
+        assert np.array_equal(found, votes[count] >= count / 2) and 0 < found.mean() < 1
 
 
 @pytest.fixture(scope="module")
@@ -326,5 +337,5 @@ def test_make_never_touches_other_data(tmp_path):
     storage.write_json("data/weather/tiny/dataset.json", {"source": "own"})
     before = sorted(path for path in tmp_path.rglob("*"))
     with pytest.raises(UserError, match="holds other data"):
-        cli.make(24, storage.root, "tiny", 0)
+        cli.make(24, storage.root, "tiny", 0, replace=True)
     assert sorted(path for path in tmp_path.rglob("*")) == before

@@ -45,7 +45,8 @@ def test_an_accumulation_becomes_a_rate_by_its_minutes(tmp_path):
     start = TIME - timedelta(minutes=10)
     what = {"startdate": np.bytes_(f"{start:%Y%m%d}"), "starttime": np.bytes_(f"{start:%H%M%S}")}
     what |= {"enddate": np.bytes_(f"{TIME:%Y%m%d}"), "endtime": np.bytes_(f"{TIME:%H%M%S}")}
-    found = describe(odim(tmp_path / "a.h5", RAW * 0.1, "ACRR", what=what))
+    found = describe(odim(tmp_path / "a.h5", RAW * 0.1, "ACRR", what=what, time=start))  # some name the beginning
+    assert found.time == TIME
     np.testing.assert_allclose(found.read(), RAW * 0.1 * 6, rtol=1e-6)
     what["starttime"] = what["endtime"]
     with pytest.raises(UserError, match="an accumulation of 0 minutes"):

@@ -359,10 +359,12 @@ def _crr(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime,
 
 
 def _opera(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:
-    what = file["what"].attrs
+    field = _odim_field(path, file)
+    what = _inherited(file, "what", *field.key.split("/")[:2])
+    edge = "end" if field.quantity == "accumulation" else ""  # the nominal time may be another one
     places = [file[name].attrs for name in ("dataset1/where", "where") if name in file]
     where = {name: value for attributes in reversed(places) for name, value in attributes.items()}
-    return _moment(what["date"], what["time"]), _radar_grid(path, where, shape)
+    return _moment(what[f"{edge}date"], what[f"{edge}time"]), _radar_grid(path, where, shape)
 
 
 def _knmi(path: Path, file: h5py.File, shape: tuple[int, int]) -> tuple[datetime, Grid]:

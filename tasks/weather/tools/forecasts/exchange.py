@@ -82,7 +82,7 @@ def opened(
 
     Raises:
         UserError: where there is no finished one of this task, its data are gone, a value is wrong, or images of other
-            `data` are of another size than the run's.
+            `data` are of another size, or its sequences shorter, than the run's.
     """
     name, own_epoch = at_epoch(run)
     trained = api.load(name, storage, task="weather")
@@ -91,7 +91,7 @@ def opened(
     check(trained.config, view)
     source, there = trained.source, {"regions": trained.config.regions, "years": trained.config.years}
     if data and data != trained.config.data:
-        source = other_source(trained.source, data)
+        source = other_source(trained.source, data, trained.config)
         there = {name: tuple(source.info[name]) for name in there}
     check_simulation(source)
     # What was left out of training may well be scored.
@@ -99,11 +99,11 @@ def opened(
     return Opened(trained, override(trained.config, {"data": data or trained.config.data, **chosen}), view, source)
 
 
-def other_source(source: Source, data: str) -> Source:
-    """Return another data set in a data set's storage, whose images are as wide.
+def other_source(source: Source, data: str, config: Config) -> Source:
+    """Return another data set in a data set's storage, whose images are as wide and whose sequences are as long.
 
     Raises:
-        UserError: where there is none of that name, or its images are of another size, on which no network was trained.
+        UserError: where there is none of that name, or no forecast of a run with this config can be made of it.
     """
     folder = data_folder(source.storage, "weather", data)
     if not folder.exists("dataset.json"):
@@ -112,6 +112,10 @@ def other_source(source: Source, data: str) -> Source:
     if other.info["size"] != source.info["size"]:
         sizes = f"its images are {other.info['size']} pixels wide, the run's {source.info['size']}"
         raise UserError(f"--data {data}: {sizes}; make or import it in that size")
+    for name, asked in (("inputs", config.inputs), ("forecast", config.forecast)):
+        if other.info[name] < asked:
+            short = f"its sequences have {other.info[name]} {name}, the run's {asked}"
+            raise UserError(f"--data {data}: {short}; import it with --{name} {asked}")
     return other
 
 
@@ -143,7 +147,7 @@ def official_forecasts(
         UserError: where the data set has no such inputs, or the runs are of different data.
     """
     first = members[0]
-    check_alike("submit", members, ("data", "regions", "inputs", "forecast"))
+    check_alike("submit", members, ("data", "regions", "inputs", "forecast", "rain_threshold"))
     config, source, view = first.config, first.source, first.view
     index = Index.read(source.folder, source.info, config.holdout)
     lengths = (config.inputs, config.forecast)

@@ -22,7 +22,7 @@ from retable.tasks.weather.model import Forecaster
 from retable.tasks.weather.predict import events, forecast_windows, reads, shards
 from retable.tasks.weather.tools.forecasts.cases import Case, Forecast, agreement, cases, draw_agreement, draw_cases
 from retable.tasks.weather.tools.forecasts.exchange import Opened, check_alike
-from retable.tasks.weather.verification import SCORES, Band, Verification
+from retable.tasks.weather.verification import SCORES, THRESHOLDS, Band, Verification
 from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import caution, describe
 
@@ -106,14 +106,16 @@ def lines(part: Verification) -> Iterator[tuple[str, str, str, float, float, flo
         for (row, place), (column, name) in ((p, n) for p in enumerate(places) for n in enumerate(names)):
             yield about, str(place), name, *(float(end[row, column]) for end in ends)
 
-    lead, (reliability, forecast, _) = part.by_lead(), part.reliability()
+    lead, (reliability, forecast, shares) = part.by_lead(), part.reliability()
     yield from rows("all", [""], SCORES, part.total())
     yield from rows("all", [""], ("Brier", "reliability", "resolution", "uncertainty", "Brier skill"), part.brier())
     yield from rows("minutes", range(MINUTES, MINUTES * len(lead.value) + 1, MINUTES), SCORES, lead)
     for place, band in part.by_place().items():
         yield from rows("year and region", [place], SCORES, band)
     yield from rows("neighbourhood, pixels", part.widths, ("FSS",), part.by_width())
+    yield from rows("threshold", THRESHOLDS, ("IoU",), part.by_threshold())
     yield from rows("mean probability", [f"{value:.4f}" for value in forecast], ("it rained",), reliability)
+    yield from rows("tenth of probability", range(1, 11), ("share of pixels",), shares)
 
 
 def write_page(
