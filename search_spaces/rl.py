@@ -12,5 +12,6 @@ SPACE = Space(
     },
     metric="return",
     mode="max",
-    view={"policy": "bcq", "samples": 10, "episodes": 2},
+    # Episodes of no table: what is chosen here was not chosen by what it is compared in.
+    view={"policy": "bcq", "samples": 10, "episodes": 2, "seed": 1_000_000},
 )

@@ -14,5 +14,6 @@ SPACE = Space(
     },
     metric="return",
     mode="max",
-    view={"samples": 10, "episodes": 10},
+    # Episodes of no table: what is chosen here was not chosen by what it is compared in.
+    view={"samples": 10, "episodes": 10, "seed": 1_000_000},
 )

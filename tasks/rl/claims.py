@@ -202,6 +202,8 @@ def reproduces(results: Results, printed: Row, ours: Row) -> Verdict:
     sizes = {column.header: results.values(ours, column.metric) for column in SIZES}
     if not all(values.size for values in sizes.values()):
         return untested("rows are missing")
+    if "Hopper" in {each.config.environment for each in results.replicates[ours.label]}:
+        return untested("what is printed are sizes for 17 states and 6 actions, not Hopper's")
     apart = {header: values.mean() / 1e6 / printed.published[header] - 1 for header, values in sizes.items()}
     shown = ", ".join(f"{header} {gap:+.1%}" for header, gap in apart.items())
     good = all(abs(gap) <= NEAR for gap in apart.values())
@@ -370,7 +372,7 @@ CLAIMS = {
         *(
             claim(
                 f"In {precision} the file of {policy} moves actions by less than {MOVED} with every seed (a tenth of "
-                "the data's noise).",
+                "the noise in our recordings).",
                 moves_little,
                 row,
                 ours=True,

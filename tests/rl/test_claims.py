@@ -316,3 +316,12 @@ def test_a_kept_share_is_printed_with_its_own_interval():
     assert f"{ratio.value:.0%} [{ratio.low:.0%}, {ratio.high:.0%}]" in verdict.because
     assert ratio.low < ratio.value < ratio.high < KEEPS and verdict.status == "does not hold"
     assert claims.keeps(found, "snip", "HalfCheetah", "bcq", True).status == "holds"
+
+
+def test_printed_sizes_are_not_compared_with_another_environments():
+    """Table 1 is of networks for 17 states and 6 actions, Hopper has 11 and 3."""
+    printed, ours = claims.GRASP_FILES, claims.GRASP_XAVIER
+    bytes_of = {column.metric: 1e6 * printed.published[column.header] for column in claims.SIZES}
+    for environment, status in (("HalfCheetah", "holds"), ("Hopper", "not tested")):
+        row = Replicate(ours.label, {"seed": 0}, Config(environment=environment), View(), metrics=bytes_of)
+        assert claims.reproduces(results_of(TABLES, {ours.label: [row]}), printed, ours).status == status

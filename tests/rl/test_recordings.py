@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,26 @@ def test_a_mixed_set_is_its_parts_one_after_the_other(policy: expert.Policy, tmp
     assert info["behaviour_return"] == pytest.approx(np.average(returns, weights=np.diff([0, *ends])))
     # Actions far from the policy's: never, three in ten that are random (and rarely noise), most of the time.
     assert inner[0] == 0 and 0.1 < inner[1] < 0.4 < inner[2]
+
+
+def test_a_mixed_file_that_is_converted_has_the_same_behaviour(policy: expert.Policy, tmp_path: Path) -> None:
+    where, info = mixed(tmp_path, ["expert", "imperfect", "random"])
+    path, storage = Path(where.root) / next(iter(info["files"])), Storage.open(tmp_path)
+    again = data.convert(path, storage, name="copy")
+    assert again["digest"] == info["digest"] and again["behaviour_return"] == info["behaviour_return"]
+    with h5py.File(path, "r+") as file:
+        header = json.loads(file.attrs["retable"])
+        header["behaviour"]["parts"] = [{"return": "much"}]
+        file.attrs["retable"] = json.dumps(header)
+    assert data.convert(path, storage, name="changed")["behaviour_return"] > 0
+
+
+@pytest.mark.parametrize(
+    ("seed", "mix"), [(100, []), (100 - LANES + 1, []), (100 - 2 * LANES + 1, ["expert", "random"])]
+)
+def test_no_episode_begins_where_tables_begin_to_play(tmp_path: Path, seed: int, mix: list[str]) -> None:
+    with pytest.raises(UserError, match=f"seed {seed}: episodes would begin where those that tables play begin"):
+        record("Hopper", Storage.open(tmp_path), transitions=ROWS, lanes=LANES, seed=seed, mix=mix)
 
 
 def test_parts_of_a_mixed_set_start_otherwise(policy: expert.Policy, tmp_path: Path) -> None:

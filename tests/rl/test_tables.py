@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from retable.platform.config import override
 from retable.platform.plan.plan import compile_plan
 from retable.platform.spec.space import find_space
 from retable.platform.spec.table import Row, expand
@@ -189,6 +190,18 @@ def test_the_sweep_covers_the_sparsities_of_the_paper():
 def test_the_sweep_optimises_what_every_data_set_has():
     """A share of the behaviour's return has no sign, or is not there, where that return is not above 0."""
     assert find_space("rl").metric == "return"
+
+
+@pytest.mark.parametrize("name", ["rl", "rl_environments", "rl_learning_rate"])
+def test_a_sweep_chooses_by_episodes_of_no_table(name):
+    def episodes(view):
+        return set(range(view.seed, view.seed + view.episodes))
+
+    tables = [scaled(table, scale) for table in TABLES.values() for scale in SCALES.values()]
+    rows = [(table, row) for table in tables for row in table.rows if not row.absent]
+    needs = [need for table, row in rows for need in expand(table, row, TASK.config(), TASK.view())]
+    played = set().union(*(episodes(need.view) for need in needs if need.view is not None))
+    assert played and not played & episodes(override(TASK.view(), find_space(name).view))
 
 
 def test_the_sweep_of_learning_rates_gives_each_method_the_same_ones():

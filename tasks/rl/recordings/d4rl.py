@@ -409,7 +409,18 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
         "generated": bool(about),
         "cut": bool(about.get("cut")),
         "files": files,
+        **_mixed(about),
     }
+
+
+def _mixed(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a recording of ours says of the behaviours that it mixes, as their returns are weighted by it."""
+    behaviour = about.get("behaviour")
+    try:
+        parts = [(float(part["return"]), int(part["transitions"])) for part in behaviour["parts"]]  # type: ignore[index]
+    except (KeyError, TypeError, ValueError):  # of one behaviour, or a header that somebody changed
+        return {}
+    return {"behaviour": behaviour} if parts and min(rows for _, rows in parts) > 0 else {}
 
 
 def check_name(source: Path, name: str) -> None:

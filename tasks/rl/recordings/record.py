@@ -16,6 +16,7 @@ import numpy as np
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
+from retable.tasks.rl.config import View
 from retable.tasks.rl.data import folder, store
 from retable.tasks.rl.play.evaluate import make, scale
 from retable.tasks.rl.recordings import expert
@@ -23,6 +24,10 @@ from retable.tasks.rl.recordings.d4rl import read_d4rl, sha256
 
 SIMULATOR = "v5"
 ALGORITHM = {"expert": "committed policy with Gaussian action noise", "random": "uniform actions"}
+
+
+PLAYED = range(View().seed, View().seed + 100)
+"""Seeds of the episodes that tables play, with room for more of them."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,16 @@ def record(
 
     Raises:
         UserError: where the environment is unknown, not of this kind or has no committed policy, or an argument is out
-            of range, or the disk is full.
+            of range, or the disk is full, or episodes would begin as those that tables play.
 
     """
     if transitions < max(1, len(mix)) or lanes < 1 or noise < 0:
         given = f"{transitions} transitions in {lanes} lanes with noise {noise}"
         raise UserError(f"cannot record {given}; give positive numbers")
+    begun = range(seed, seed + lanes * max(1, len(mix)))
+    if begun.start < PLAYED.stop and PLAYED.start < begun.stop:
+        elsewhere = f"choose one up to {PLAYED.start - len(begun)}, or from {PLAYED.stop} on"
+        raise UserError(f"seed {seed}: episodes would begin where those that tables play begin; {elsewhere}")
     if unknown := [part for part in mix if part not in BEHAVIOURS]:
         raise UserError(f"no behaviour {unknown[0]!r} to mix{nearest(unknown[0], BEHAVIOURS)}")
     name = "mixed" if mix else "recorded"
