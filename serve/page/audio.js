@@ -1,6 +1,6 @@
 // Words in, recordings out, each with a player; a recording of one's own, where the server takes any.
 
-import { $, ask, make, say, seconds, shown } from "./common.js";
+import { $, ask, make, say, seconds, shown, whole } from "./common.js";
 
 const LONGEST = 4 << 20; // bytes of a recording that are fetched to draw it
 const decoder = new OfflineAudioContext(1, 1, 32000);
@@ -58,21 +58,33 @@ async function draw(found, item, signal) {
   }
 }
 
+/** A recording's path; pressed it is copied, where the browser has a clipboard: on plain http only localhost's has. */
+function named(path) {
+  if (!navigator.clipboard) return path;
+  const button = make("button", { type: "button", className: "quiet copy", title: "Copy the path" }, path);
+  button.addEventListener("click", () => navigator.clipboard.writeText(path).then(
+    () => say($("heard"), `${path} is copied.`), (error) => say($("heard"), error.message, true)));
+  return button;
+}
+
 function hit(found, place) {
   const button = make("button", { type: "button" }, "Play");
   button.setAttribute("aria-label", `Play ${found.file}`);
-  const name = make("button", { type: "button", className: "quiet copy", title: "Copy the path" }, found.file);
-  name.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(found.file);
-    say($("heard"), `${found.file} is copied.`);
-  });
+  const told = make("span", { className: "meta" });
+  told.setAttribute("role", "status");
   const about = [`from ${found.offset.toFixed(0)} s`, `cosine ${found.score.toFixed(3)}`, ...(found.tags ?? [])].join(", ");
-  const item = make("li", {}, make("small", {}, `${place + 1}`), make("span", {}, name, " ", make("small", {}, about)), button);
-  button.addEventListener("click", () => shown($("heard"), async (signal) => {
-    const blob = await (await ask(`/v1/audio/${encodeURIComponent(found.id)}`, { signal })).blob();
+  const item = make("li", {}, make("small", {}, `${place + 1}`), make("span", {}, named(found.file), " ", make("small", {}, about), " ", told), button);
+  // In a place of its own: the waves of the others are drawn on meanwhile.
+  button.addEventListener("click", () => shown(told, async (signal) => {
+    say(told, "Fetching …");
+    const blob = await whole(`/v1/audio/${encodeURIComponent(found.id)}`, signal);
     const player = make("audio", { controls: true, src: URL.createObjectURL(blob) });
     player.setAttribute("aria-label", found.file);
-    player.addEventListener("loadedmetadata", () => { player.currentTime = found.offset; player.play().catch(() => {}); });
+    player.addEventListener("loadedmetadata", () => {
+      player.currentTime = found.offset;
+      if (player.isConnected) player.play().catch(() => {}); // else another search took its place
+    });
+    say(told, "");
     button.replaceWith();
     item.append(player);
     player.focus();

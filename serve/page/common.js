@@ -30,11 +30,46 @@ export async function ask(path, options = {}) {
   throw Object.assign(new Error(problem.detail || `the server answers ${answer.status}`), { status: answer.status });
 }
 
+/** Ask with the token for what a link leads to, in its place: a browser follows a link without it. */
+export function follow(event) {
+  if (!known.token) return;
+  event.preventDefault();
+  shown($("status"), async (signal) => {
+    location = URL.createObjectURL(await (await ask(`/${event.target.getAttribute("href")}`, { signal })).blob());
+  });
+}
+
+/** A file in as many answers as it takes: a long one is larger than one may be. `get` asks, and reads the answer. */
+export async function whole(path, signal, get = (work) => work()) {
+  const parts = [];
+  let size = 0, total = 1;
+  while (size < total) {
+    const headers = { Range: `bytes=${size}-` };
+    const [answer, part] = await get(async () => {
+      const answer = await ask(path, { signal, headers });
+      return [answer, await answer.blob()];
+    });
+    size += part.size;
+    total = Number(answer.headers.get("Content-Range")?.split("/")[1] ?? size); // without it, it is all of the file
+    parts.push(part);
+  }
+  return new Blob(parts, { type: parts[0].type });
+}
+
+/** Fill a select; what was chosen stays so where it is still there. */
+export function choices(select, names) {
+  const { value } = select;
+  select.replaceChildren(...names.map((name) => make("option", { selected: name === value }, name)));
+}
+
+/** `renew` asks again what is served, and returns whether that is other than before; page.js sets it. */
+export const served = { renew: async () => false };
+
 /**
  * Run a person's work, one at a time for a place: what was begun before is cancelled, here and on the server. Where it
  * fails, the place says why, and the elements that show an earlier result go.
  */
-const turns = new Map();
+const turns = new WeakMap();
 export async function shown(place, work, ...results) {
   turns.get(place)?.abort();
   const turn = new AbortController();
@@ -44,8 +79,11 @@ export async function shown(place, work, ...results) {
     await work(turn.signal);
   } catch (error) {
     if (turn.signal.aborted) return;
+    // The models may have been exchanged under an open page, and the digests that it knows be nobody's.
+    const renewed = error.status === 404 && await served.renew().catch(() => false);
+    if (turn.signal.aborted) return;
     for (const result of results) result.hidden = true;
-    say(place, error.message, true);
+    say(place, renewed ? "The server has other models now, and this page their list: please try again." : error.message, true);
   }
   if (turns.get(place) === turn) place.closest("section")?.removeAttribute("aria-busy");
 }

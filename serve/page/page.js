@@ -1,25 +1,36 @@
 // Asks the server that it came from, and nothing else.
 
-import { $, ask, keep, label, make, say } from "./common.js";
+import { $, ask, follow, keep, label, make, say, served } from "./common.js";
 import { audio } from "./audio.js";
 import { policies } from "./rl.js";
 import { styles } from "./style.js";
 import { tables } from "./tables.js";
 import { weather } from "./weather.js";
 
+const known = { models: [] };
+
+/** Ask what is served, and open the sections of it that are new; return whether there are any. */
+served.renew = async () => {
+  const models = await (await ask("/v1/models")).json(), before = known.models;
+  const same = (test) => JSON.stringify(models.filter(test)) === JSON.stringify(before.filter(test));
+  if (before.length && same(() => true)) return false;
+  const { paths } = await (await ask("/openapi.json")).json();
+  $("token").hidden = true;
+  known.models = models;
+  say($("status"), `${models.length === 1 ? "1 model is" : `${models.length} models are`} served here.`);
+  for (const [task, open] of Object.entries({ style: styles, audio, weather, rl: policies })) {
+    const own = models.filter((model) => model.task === task);
+    reveal(task, own.length > 0);
+    if (own.length && !same((model) => model.task === task)) open(own, paths);
+  }
+  list(models);
+  if ("/v1/tables" in paths) reveal("tables", await tables(models));
+  return true;
+};
+
 async function start() {
   try {
-    const models = await (await ask("/v1/models")).json();
-    const { paths } = await (await ask("/openapi.json")).json();
-    $("token").hidden = true;
-    say($("status"), `${models.length === 1 ? "1 model is" : `${models.length} models are`} served here.`);
-    for (const [task, open] of Object.entries({ style: styles, audio, weather, rl: policies })) {
-      const own = models.filter((model) => model.task === task);
-      reveal(task, own.length > 0);
-      if (own.length) open(own, paths);
-    }
-    list(models);
-    if ("/v1/tables" in paths) reveal("tables", await tables(models));
+    await served.renew();
   } catch (error) {
     $("token").hidden = error.status !== 401;
     say($("status"), error.message, error.status !== 401);
@@ -47,4 +58,5 @@ $("token").addEventListener("submit", (event) => {
   keep(new FormData(event.target).get("token").trim());
   start();
 });
+for (const link of document.querySelectorAll("#models p a")) link.addEventListener("click", follow);
 start();

@@ -1,6 +1,6 @@
 // Policies of one environment play the same episode, beside each other; MuJoCo's bodies are drawn as lines.
 
-import { $, ask, colour, make, player, say, seconds, shown, size, still } from "./common.js";
+import { $, ask, choices, colour, make, player, say, seconds, shown, size, still } from "./common.js";
 
 const WIDE = 640, HIGH = 300, SPAN = 4200;
 const told = { acts: [], pause: 50 };
@@ -9,7 +9,7 @@ film.ends = true;
 
 export function policies(models) {
   const names = [...new Set(models.map((model) => model.name))];
-  $("environment").replaceChildren(...names.map((name) => make("option", {}, name)));
+  choices($("environment"), names);
   $("simulate").onsubmit = (event) => {
     event.preventDefault();
     const own = models.filter((model) => model.name === $("environment").value);
@@ -22,29 +22,48 @@ async function run(models, { seed, steps }, signal) {
   const since = performance.now();
   film.pause();
   say($("acted"), `${models.length === 1 ? "The policy plays" : `${models.length} policies play`} ${steps} steps in MuJoCo …`);
-  told.acts = await Promise.all(models.map(async (model) => {
+  const acts = [], failed = [];
+  // One after the other, as the server plays them; of many at once it refuses some.
+  for (const [place, model] of models.entries()) {
     const query = new URLSearchParams({ model: model.sha256, seed, steps });
     const path = `/v1/rl/${encodeURIComponent(model.name)}/episode?${query}`;
-    return act(model, await (await ask(path, { method: "POST", signal })).json());
-  }));
-  const longest = told.acts.reduce((one, other) => (other.played.steps > one.played.steps ? other : one)).played;
+    try {
+      acts.push(act(model, await (await ask(path, { method: "POST", signal })).json()));
+    } catch (error) {
+      if (signal.aborted || !acts.length || error.status === 404) throw error;
+      failed.push(` ${called(model)}: ${error.message}.`);
+    }
+    present(acts, models.slice(place + 1));
+    say($("acted"), `${acts.length} of ${models.length} have played …${failed.join("")}`);
+  }
+  const best = acts.map((each) => `${each.name} ${each.played.return.toFixed(0)}`).join(", ");
+  say($("acted"), `Return over ${steps} steps with seed ${seed}: ${best}.${failed.join("")} Played in ${seconds(since)}.`);
+  $("step").value = 0;
+  told.acts.forEach(draw);
+  if (!still.matches) film.play();
+}
+
+const called = (model) => model.variant || model.name;
+
+/** Show the policies that have played so far, and places for those to come, so that nothing changes its size. */
+function present(acts, rest) {
+  const longest = acts.reduce((one, other) => (other.played.steps > one.played.steps ? other : one)).played;
+  told.acts = acts;
   told.pause = Math.max(20, 1000 * longest.every * longest.seconds_per_step || 50);
-  Object.assign($("step"), { max: Math.max(0, longest.frames.length - 1), value: 0 });
-  $("runs").replaceChildren(...told.acts.map((each) => each.card));
+  $("step").max = Math.max(0, longest.frames.length - 1);
+  if (acts.length === 1) $("step").value = 0;
+  $("runs").replaceChildren(...acts.map((each) => each.card),
+    ...rest.map((model) => make("article", { className: "card" }, make("h3", {}, called(model)))));
   $("watch").hidden = !longest.frames.length;
   $("runs").hidden = false;
-  const best = told.acts.map((each) => `${each.name} ${each.played.return.toFixed(0)}`).join(", ");
-  say($("acted"), `Return over ${steps} steps with seed ${seed}: ${best}. Played in ${seconds(since)}.`);
-  told.acts.forEach(draw);
-  if (still.matches) $("step").value = 0;
-  else film.play();
+  acts.forEach(draw);
 }
 
 /** What is shown of one policy: its card, and the return after each step. */
 function act(model, played) {
   const canvas = make("canvas", { width: WIDE, height: HIGH, className: "stage" });
   canvas.setAttribute("role", "img");
-  const name = model.variant || model.name, count = played.weights.toLocaleString("en");
+  const name = called(model), count = played.weights.toLocaleString("en");
   const kept = `${count} weights (${((100 * played.weights) / played.weights_of).toFixed(1)} %), ${size(played.bytes)}`;
   const output = make("b", {}), at = make("span", { className: "meta" });
   let sum = 0;

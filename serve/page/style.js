@@ -13,10 +13,12 @@ export function styles(models, paths) {
     button.addEventListener("click", () => choose(model, button));
     return button;
   }));
-  Object.assign(picture, { models, model: models[0] });
-  $("styles").firstChild.setAttribute("aria-pressed", "true");
+  const chosen = Math.max(0, models.findIndex((model) => picture.model && label(model) === label(picture.model)));
+  Object.assign(picture, { models, model: models[chosen] });
+  $("styles").children[chosen].setAttribute("aria-pressed", "true");
   video(() => picture.model, paths);
-  example().then((file) => reduced(file, TILE)).then((blob) => thumbnails(blob, TILE));
+  if (picture.blob) thumbnails(picture.blob, SMALL);
+  else example().then((file) => reduced(file, TILE)).then((blob) => thumbnails(blob, TILE));
 }
 
 const example = async () => (await ask("/page/example.jpg")).blob();
@@ -35,14 +37,19 @@ async function reduced(file, longer = LONGER) {
   return new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.93));
 }
 
+/** Show and paint a photograph, a file or the promise of one. */
 function take(file) {
-  return shown($("painted"), async () => {
+  return shown($("painted"), async (signal) => {
     picture.blob = null;
-    picture.blob = await reduced(file).catch(() => { throw new Error("the browser cannot read this file as a picture"); });
+    const given = await file;
+    const blob = await reduced(given).catch(() => { throw new Error("the browser cannot read this file as a picture"); });
+    if (signal.aborted) return; // another one was chosen while this was read
+    picture.blob = blob;
     $("after").removeAttribute("src");
-    await show($("before"), picture.blob);
+    await show($("before"), blob);
+    if (signal.aborted) return;
     await paint();
-    if (!$("compare").hidden) thumbnails(picture.blob, SMALL);
+    if (picture.blob === blob && !$("compare").hidden) thumbnails(blob, SMALL);
   }, $("compare"));
 }
 
@@ -91,6 +98,7 @@ function slide() {
 /** Drag on the picture itself. */
 function drag(event) {
   if (!(event.buttons & 1)) return;
+  if (event.type === "pointerdown") event.currentTarget.setPointerCapture(event.pointerId); // also beyond the picture
   const box = $("after").getBoundingClientRect();
   $("slide").value = Math.round(100 * (event.clientX - box.left) / box.width);
   slide();
@@ -98,7 +106,7 @@ function drag(event) {
 
 for (const kind of ["pointerdown", "pointermove"]) $("after").parentElement.addEventListener(kind, drag);
 $("photograph").addEventListener("change", (event) => event.target.files[0] && take(event.target.files[0]));
-$("example").addEventListener("click", async () => take(await example()));
+$("example").addEventListener("click", () => take(example()));
 for (const kind of ["dragover", "dragleave", "drop"]) {
   $("drop").addEventListener(kind, (event) => { event.preventDefault(); $("drop").classList.toggle("over", kind === "dragover"); });
 }

@@ -1,6 +1,6 @@
 // An hour of images in, eight hours of rain out: the forecast beside what the radar saw, where that is known.
 
-import { $, ask, make, player, say, seconds, shown, still } from "./common.js";
+import { $, ask, choices, player, say, seconds, shown, still } from "./common.js";
 import { npz } from "./npz.js";
 
 const STEPS = 200, MASKED = 2;
@@ -10,8 +10,7 @@ const known = { steps: null, truth: null, minutes: [], size: 0 };
 const film = player($("play"), $("time"), () => 250, frame);
 
 export function weather(models) {
-  const own = (models[0].about.regions || [""]).map((region) => make("option", {}, region));
-  $("forecast").querySelector("select").replaceChildren(...own);
+  choices($("forecast").querySelector("select"), models[0].about.regions || [""]);
   $("take").onclick = () => shown($("foretold"), async (signal) => {
     const file = await (await ask("/v1/weather/example", { signal })).blob();
     const { truth, region, about } = await npz(await file.arrayBuffer());

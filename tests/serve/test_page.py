@@ -1,13 +1,16 @@
 """The page in a browser, used as a person would, against toy answers; once, slowly, against the zoo on Ray."""
 
 import hashlib
+import io
 import itertools
 import shutil
 import socket
 import time
+from dataclasses import asdict
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.serve import web
 
@@ -44,7 +47,7 @@ def opened(browser, address):
     """Open the page; at the end nothing may have been complained of, and nothing asked of anybody else."""
     contexts, said = [], []
 
-    def open_page(url=address, wait=True, routes=(), **options):
+    def open_page(url=address, wait=True, routes=(), script="", **options):
         contexts.append(browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options)))
         page = contexts[-1].new_page()
         page.set_default_timeout(15_000)
@@ -55,6 +58,7 @@ def opened(browser, address):
         page.on("request", lambda request: request.url.startswith((url, "blob:", "data:")) or said.append(request.url))
         for pattern, answer in routes:
             page.route(pattern, answer)
+        page.add_init_script(script)
         page.goto(url)
         if wait:
             page.wait_for_selector("#models:not([hidden])")
@@ -65,6 +69,28 @@ def opened(browser, address):
     for context in contexts:
         context.close()
     assert said == []
+
+
+def expected(page, *words):
+    """Take out of what the browser complained of the failed answers that a test has it meet."""
+    page.complaints[:] = [text for text in page.complaints if not any(word in text for word in words)]
+
+
+def until(page, true):
+    """Wait for what only this side sees; the page's requests are answered meanwhile."""
+    for _ in range(100):
+        if true():
+            return
+        page.wait_for_timeout(50)
+    pytest.fail("it did not come")
+
+
+def part(wanted, content, most, media):
+    """Return the answer of a server that sends `most` bytes at once to a `Range` header."""
+    first, last = wanted.removeprefix("bytes=").split("-")
+    body = content[int(first) : int(last or len(content)) + 1][:most]
+    place = f"bytes {first}-{int(first) + len(body) - 1}/{len(content)}"
+    return {"status": 206, "body": body, "headers": {"Content-Range": place, "Content-Type": media}}
 
 
 def drop(page, data):
@@ -94,6 +120,65 @@ def test_a_photograph_that_is_dropped_is_painted_and_compared(opened):
     assert page.get_attribute("#styles button >> nth=1", "aria-pressed") == "true"
     drop(page, b"no picture")
     page.wait_for_selector("#painted.bad:has-text('cannot read this file')")
+
+
+@pytest.mark.parametrize("touch", [False, True])
+def test_the_comparison_is_dragged(opened, touch):
+    page = opened(has_touch=touch)
+    drop(page, web.example_picture())
+    page.wait_for_selector("#painted:has-text('great wave, in')")
+    page.locator("#compare").scroll_into_view_if_needed()
+    box = page.locator(".pair").bounding_box()
+    fingers = page.context.new_cdp_session(page)
+
+    def point(kind, share):
+        x, y = box["x"] + share * box["width"], box["y"] + box["height"] / 2
+        if touch:
+            points = [] if kind == "End" else [{"x": x, "y": y}]
+            fingers.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+            return
+        page.mouse.move(x, y, steps=3)
+        if kind != "Move":
+            page.mouse.down() if kind == "Start" else page.mouse.up()
+
+    point("Start", 0.6)
+    for place in (0.5, 0.4, 0.3, 0.2):
+        point("Move", place)
+        page.wait_for_timeout(30)
+    assert page.input_value("#slide") == "20"
+    point("Move", 1.3)  # beyond the picture
+    page.wait_for_timeout(30)
+    assert page.input_value("#slide") == "100"
+    point("End", 1.3)
+    assert page.eval_on_selector("#after", "image => image.style.clipPath") == "inset(0px 0px 0px 100%)"
+
+
+SLOW = """() => { const read = createImageBitmap, wait = () => new Promise((done) => { setTimeout(done, 700); });
+    let first = true;
+    window.createImageBitmap = async (...all) => { if (first) { first = false; await wait(); } return read(...all); };
+}"""
+
+
+@pytest.mark.parametrize("slow", ["file", "example"])
+def test_the_photograph_that_is_chosen_last_is_shown(opened, slow):
+    page, held = opened(), []
+    page.wait_for_selector("#styles button >> nth=1 >> img")
+    small = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(small, "PNG")
+    if slow == "file":
+        page.evaluate(SLOW)
+        drop(page, web.example_picture())
+    else:
+        page.route("**/page/example.jpg", lambda route: held.append(route))
+        page.click("#example")
+        until(page, lambda: held)
+    drop(page, small.getvalue())
+    page.wait_for_selector("#painted:has-text('great wave, in')")
+    for route in held:
+        route.continue_()
+    page.wait_for_timeout(1200)
+    widths = [page.eval_on_selector(f"#{id}", "image => image.naturalWidth") for id in ("before", "after")]
+    assert widths == [40, 40]
 
 
 def test_styles_have_pictures_before_the_first_photograph(opened):
@@ -201,6 +286,54 @@ def test_a_query_finds_recordings_that_play(opened):
     page.wait_for_selector("#heard:has-text('0 recordings for “?”')")
 
 
+def test_a_recording_longer_than_one_answer_plays_and_the_waves_are_drawn_on(opened):
+    held, ranges = [], []
+
+    def recording(route):
+        wanted = route.request.headers.get("range", "")
+        if wanted == "bytes=0-4194303":  # to draw it
+            held.append((route, wanted))
+            return
+        ranges.append(wanted)
+        if wanted:
+            route.fulfill(**part(wanted, web.sound(), 20_000, "audio/wav"))
+        else:
+            route.fulfill(status=413, json={"detail": "ask for a range of at most 67108864"})
+
+    page = opened(routes=[("**/v1/audio/*", recording)])
+    page.click("#ask button")
+    until(page, lambda: held)
+    page.click("#hits li:nth-child(2) button:has-text('Play')")
+    page.wait_for_selector("#hits li:nth-child(2) audio:focus")
+    assert ranges == ["bytes=0-", "bytes=20000-"]
+    for count in (1, 2, 3):
+        until(page, lambda: held)
+        route, wanted = held.pop()
+        route.fulfill(**part(wanted, web.sound(), 1 << 20, "audio/wav"))
+        page.wait_for_selector(f"#hits li:nth-child({count}) canvas")
+    assert page.inner_text("#heard").startswith("3 recordings for")
+
+
+def test_a_recording_that_cannot_be_had_says_so_where_it_stands(opened):
+    page = opened()
+    page.click("#ask button")
+    page.wait_for_selector("#hits li:nth-child(3) canvas")
+    page.route("**/v1/audio/*", lambda route: route.fulfill(status=404, json={"detail": "the file is gone"}))
+    page.click("#hits li:nth-child(2) button:has-text('Play')")
+    page.wait_for_selector("#hits li:nth-child(2) .bad:has-text('the file is gone')")
+    assert page.locator("#hits").is_visible()
+    expected(page, "404")
+
+
+def test_without_a_clipboard_there_is_nothing_to_copy_with(opened):
+    """As on plain http beyond localhost."""
+    page = opened(script="Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page.click("#ask button")
+    page.wait_for_selector("#hits li:nth-child(3) canvas")
+    assert f"{web.HOSTILE} 0.wav from 1 s" in page.inner_text("#hits li >> nth=0")
+    assert page.locator("#hits button").all_inner_texts() == ["Play"] * 3
+
+
 def test_a_forecast_is_scrubbed_beside_the_truth(opened):
     page = opened(reduced_motion="reduce")
     page.click("#take")
@@ -261,6 +394,47 @@ def test_policies_run_side_by_side(opened):
     ]
 
 
+def test_policies_come_one_after_the_other_and_one_that_fails_takes_none_along(opened):
+    models = [{**asdict(web.MODELS[-1]), "variant": f"snip-{n}", "sha256": f"{n}" * 64} for n in range(9)]
+    held = []
+    routes = [
+        ("**/v1/models", lambda route: route.fulfill(json=models)),
+        ("**/v1/rl/**", lambda route: held.append(route)),
+    ]
+    page = opened(routes=routes, reduced_motion="reduce")
+    page.click("#simulate button >> nth=0")
+    for place in range(9):
+        until(page, lambda: held)
+        page.wait_for_timeout(60)
+        assert len(held) == 1
+        if place == 3:
+            held.pop().fulfill(status=503, json={"detail": "more to do"})
+            continue
+        held.pop().fulfill(json=web.episode(0, 100, False))
+        page.wait_for_selector(f"#runs article:has-text('snip-{place}') canvas")
+    page.wait_for_selector("#acted:has-text('snip-8 150. snip-3: more to do.')")
+    assert page.locator("#runs article:visible").count() == 8 and page.locator("#watch").is_visible()
+    expected(page, "503")
+
+
+def test_models_that_are_exchanged_under_an_open_page_are_asked_for_again(opened):
+    old = [{**asdict(model), "sha256": model.sha256.replace(model.sha256[0], "a")} for model in web.MODELS]
+    page = opened(routes=[("**/v1/models", lambda route: route.fulfill(json=old))])
+    page.click("#styles button >> nth=1")
+    page.unroute("**/v1/models")
+    drop(page, web.example_picture())
+    page.wait_for_selector("#painted.bad:has-text('The server has other models now, and this page their list')")
+    assert page.get_attribute("#styles button >> nth=1", "aria-pressed") == "true"
+    drop(page, web.example_picture())
+    page.wait_for_selector("#painted:not(.bad):has-text('onerror=alert(1)>, in')")
+    page.click("#simulate button >> nth=0")
+    page.wait_for_selector("#runs canvas")
+    page.route("**/v1/style/**", lambda route: route.fulfill(status=404, json={"detail": "nothing here"}))
+    page.click("#styles button >> nth=0")  # the list is the same: the server's own words
+    page.wait_for_selector("#painted.bad:has-text('nothing here')")
+    expected(page, "404")
+
+
 def test_nothing_moves_by_itself_for_who_does_not_want_it(opened):
     page = opened(reduced_motion="reduce")
     page.click("#simulate button >> nth=0")
@@ -314,6 +488,22 @@ def test_a_search_says_how_likely_its_hits_are_by_chance(opened, verdict, told):
     assert (words in page.inner_text("#heard")) == told
 
 
+def videos(ids, job):
+    """Return routes of a server that takes videos, whose jobs are called `ids`, and asks `job` about them."""
+    paths = {"paths": {"/v1/style/{style}/video": {}, "/v1/audio": {"post": {}}, "/v1/tables": {}}}
+    left = iter(ids)
+    return [
+        ("**/openapi.json", lambda route: route.fulfill(json=paths)),
+        ("**/v1/style/*/video?*", lambda route: route.fulfill(status=202, json={"id": next(left), "state": "queued"})),
+        ("**/v1/jobs/**", job),
+    ]
+
+
+def choose_film(page, folder):
+    (folder / "film.mp4").write_bytes(b"film")
+    page.set_input_files("#film input", folder / "film.mp4")
+
+
 def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp_path):
     states = [
         {"state": "queued", "ahead": 1},
@@ -326,22 +516,12 @@ def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp
         asked.append((route.request.method, route.request.url.partition("/v1/")[2]))
         if route.request.url.endswith("/file"):  # three bytes at once, of four
             ranges.append(wanted := route.request.headers["range"])
-            first = int(wanted.removeprefix("bytes=").removesuffix("-"))
-            body = b"film"[first : first + 3]
-            place = {"Content-Range": f"bytes {first}-{first + len(body) - 1}/4", "Content-Type": "video/mp4"}
-            route.fulfill(status=206, body=body, headers=place)
+            route.fulfill(**part(wanted, b"film", 3, "video/mp4"))
         else:
             route.fulfill(status=200, json=states[min(len(asked) - 1, 2)])
 
-    paths = {"paths": {"/v1/style/{style}/video": {}, "/v1/audio": {"post": {}}, "/v1/tables": {}}}
-    routes = [
-        ("**/openapi.json", lambda route: route.fulfill(json=paths)),
-        ("**/v1/style/*/video?*", lambda route: route.fulfill(status=202, json={"id": "a/b", "state": "queued"})),
-        ("**/v1/jobs/**", job),
-    ]
-    page = opened(routes=routes)
-    (tmp_path / "film.mp4").write_bytes(b"film")
-    page.set_input_files("#film input", tmp_path / "film.mp4")
+    page = opened(routes=videos(["a/b"] * 2, job))
+    choose_film(page, tmp_path)
     page.click("#film button")
     page.wait_for_selector("#filmed:has-text('running, 12 of 24 frames, about 8 s left')")
     assert page.eval_on_selector("#progress", "bar => bar.value") == 0.5
@@ -353,6 +533,64 @@ def test_a_video_is_a_job_that_can_be_watched_and_cancelled(opened, address, tmp
     page.click("#cancel")
     page.wait_for_selector("#filmed:has-text('Cancelled.')")
     assert asked[-1] == ("DELETE", "jobs/a%2Fb") and page.locator("#working").is_hidden()
+
+
+def test_a_second_video_cancels_the_first_and_has_its_own_controls(opened, tmp_path):
+    cancelled, watched = [], []
+
+    def job(route):
+        (cancelled if route.request.method == "DELETE" else watched).append(route.request.url.rpartition("/")[2])
+        route.fulfill(json={"state": "running", "progress": 0.5})
+
+    page = opened(routes=videos(["one", "two", "three"], job))
+    choose_film(page, tmp_path)
+    page.dblclick("#film button")  # the second press comes before the first one's job has a name
+    until(page, lambda: cancelled == ["one"] and "two" in watched)
+    page.click("#film button")
+    until(page, lambda: watched.count("three") == 2)
+    assert cancelled == ["one", "two"] and watched[-2:] == ["three", "three"]
+    page.click("#cancel")
+    page.wait_for_selector("#filmed:has-text('Cancelled.')")
+    assert cancelled == ["one", "two", "three"] and page.locator("#working").is_hidden()
+
+
+def test_a_video_outlives_answers_that_fail_and_a_reload(opened, tmp_path):
+    busy = {"status": 503, "json": {"detail": "more to do"}}
+    running = {"json": {"state": "running", "progress": 0.5}}
+    answers = [busy, None, running, running]
+
+    def job(route):
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer is None:
+            route.abort()
+        elif answer.get("status") == 206:
+            route.fulfill(**part(route.request.headers["range"], b"film", 3, "video/mp4"))
+        else:
+            route.fulfill(**answer)
+
+    page = opened(routes=videos(["one"], job))
+    choose_film(page, tmp_path)
+    page.click("#film button")
+    page.wait_for_selector("#filmed:has-text('more to do; asking again')")
+    page.wait_for_selector("#filmed:has-text('no answer; asking again')")
+    assert page.locator("#cancel").is_visible()
+    page.wait_for_selector("#filmed:has-text('running')")
+    page.reload()
+    page.wait_for_selector("#filmed:has-text('running')")
+    assert page.locator("#cancel").is_visible()
+    answers[:] = [{"json": {"state": "done", "progress": 1}}, busy, {"status": 206}]
+    page.wait_for_selector("#filmed-video:not([hidden])", state="attached")
+    assert page.locator("#working").is_hidden()
+    answers[:] = [{"json": {"state": "done", "progress": 1}}, {"status": 206}]
+    page.reload()  # as a phone does that had closed the page when the video came
+    page.wait_for_selector("#filmed-video:not([hidden])", state="attached")
+    answers[:] = [{"status": 404, "json": {"detail": "no such job"}}]
+    page.reload()
+    page.wait_for_selector("#filmed.bad:has-text('no such job')")
+    page.reload()
+    page.wait_for_selector("#tables:not([hidden])")
+    assert page.inner_text("#filmed") == "" and page.locator("#working").is_hidden()
+    expected(page, "503", "404", "ERR_FAILED")
 
 
 def test_what_the_server_does_not_have_is_not_shown(opened):
@@ -454,6 +692,29 @@ def test_a_token_opens_the_page(browser, tmp_path):
         page.wait_for_selector("#models:not([hidden])")
         page.click("#parts summary >> nth=1")
         page.wait_for_selector("#parts img")
+        context.close()
+
+
+def test_links_to_what_needs_the_token_have_it(browser, tmp_path):
+    def closed(route):
+        if "authorization" in route.request.headers:
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"detail": "a token is needed"})
+
+    with web.served(tmp_path, hashlib.sha256(TOKEN.encode()).hexdigest()) as url:
+        context = browser.new_context()
+        page = context.new_page()
+        page.route("**/openapi.json", closed)
+        page.goto(url)
+        page.fill("#token input", TOKEN)
+        page.keyboard.press("Enter")
+        for link, words in (("What is accepted", "pixels"), ("OpenAPI", '"/v1/models"')):
+            page.wait_for_selector("#models:not([hidden])")
+            page.click(f"#models a:has-text('{link}')")
+            page.wait_for_url("blob:**")
+            assert words in page.inner_text("body")
+            page.go_back()
         context.close()
 
 
