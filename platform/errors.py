@@ -122,8 +122,13 @@ def words(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error as one line without secrets; for a fault of ours, also its location."""
+def one_line(error: BaseException, below: str = "") -> str:
+    """Return an error as one line without secrets; for a fault of code, also its location.
+
+    Args:
+        error: what was raised.
+        below: the folder whose code is at fault, if any of it was running; none: any.
+    """
     if isinstance(error, UserError):
         return str(error)
     cause = error.__cause__ or error
@@ -132,7 +137,9 @@ def one_line(error: BaseException) -> str:
         cause = next(iter(inner.values()))
         cause = getattr(cause, "cause", None) or cause
     text = str(cause).strip().splitlines()
-    frames = traceback.extract_tb(cause.__traceback__)
+    every = traceback.extract_tb(cause.__traceback__)
+    frames = [frame for frame in every if frame.filename.startswith(below)] or every
+    frames = [] if isinstance(cause, SyntaxError) else frames  # its text names the place
     place = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
     return redact(f"{type(cause).__name__}: {text[-1] if text else ''}{place}")
 

@@ -686,6 +686,10 @@ def new(
     written = write_task(name, table)
     for path in written.files:
         console.print(f"wrote {path}", markup=False)
+    for header in written.joined:
+        say(f"no column of numbers: {header!r}; its words are part of the labels")
+    for label in written.default:
+        say(f"run with the defaults: the row {label!r}; say in tables.py what it changes, or why it is `absent`")
     for label in written.unwritten:
         say(f"not run yet: the row {label!r}; say in tables.py what it changes")
     for header in written.unmeasured:

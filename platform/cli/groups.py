@@ -14,9 +14,9 @@ from typing import Any, Final, cast
 import typer
 from typer.core import TyperGroup
 
-from retable.platform.errors import one_line
+from retable.platform.errors import UserError, one_line
 from retable.platform.spec import task as tasks
-from retable.platform.spec.extras import Missing, check
+from retable.platform.spec.extras import check
 from retable.platform.store.storage import Record
 
 MARKUP: Final = "markdown"
@@ -111,15 +111,13 @@ def entry(name: str) -> Record:
     """Return what a task says of itself: `about`, `tables` and `scales`; or `missing`, why its code does not load."""
     try:
         task = tasks.find_description(name)
-    except Missing as error:
+        return {
+            "about": task.about,
+            "tables": {table: content.title for table, content in task.tables().items()},
+            "scales": {scale: str(content) for scale, content in task.scales().items()},
+        }
+    except UserError as error:  # the others are listed nevertheless
         return {"missing": str(error)}
-    except Exception as error:  # a task's own code: the others are listed nevertheless
-        return {"missing": f"its code does not load ({one_line(error)})"}
-    return {
-        "about": task.about,
-        "tables": {table: content.title for table, content in task.tables().items()},
-        "scales": {scale: str(content) for scale, content in task.scales().items()},
-    }
 
 
 def commands_of(name: str) -> Record:

@@ -54,6 +54,10 @@ class Written:
     """Labels of rows that are not run: nothing says what they change."""
     unmeasured: list[str] = field(default_factory=list)
     """Headers of columns whose metric nothing measures yet."""
+    default: list[str] = field(default_factory=list)
+    """Labels of rows that are run with the defaults: nothing says that they change anything."""
+    joined: tuple[str, ...] = ()
+    """Headers of columns that hold no numbers and became part of the labels."""
 
 
 def write_task(name: str, table: Path | None = None) -> Written:
@@ -115,6 +119,8 @@ def words_of(name: str, table: Path | None, published: Published, written: Writt
     for number, row in enumerate(rows):
         row["constant"] = constant(row["text"], number, [other["constant"] for other in rows[:number]])
     columns = [_column_of(header, published) for header in published.headers]
+    written.default = [row["text"] for row in rows if not row["absent"] and row["overrides"] == "{}"]
+    written.joined = published.joined
     written.unwritten = [row["text"] for row in rows if row["absent"]]
     written.unmeasured = [header for header, c in zip(published.headers, columns, strict=True) if not c["measured"]]
     if not any(column["measured"] for column in columns):

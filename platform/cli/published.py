@@ -14,9 +14,10 @@ from retable.platform.errors import UserError
 
 SET = "set:"
 """A column `set:model.width` says what a row changes, as `--set model.width=64` does."""
-NUMBER = re.compile(r"([-+−]?)((?:\d[\d.,]*|[.,]\d+))([eE][-+]?\d+)?")
-"""Sign, digits with their marks, exponent."""
-MARKS = re.compile(r"\\(?:text|math)bf|[{}$*%\\]|\s")
+NUMBER = re.compile(r"([-+−]?)((?:\d[\d.,]*|[.,]\d+))([eE][-+]?\d+)?([kKMG](?![A-Za-z]))?")
+"""Sign, digits with their marks, exponent, and a factor: 2k, 1.5M."""
+FACTORS = {"k": "e3", "K": "e3", "M": "e6", "G": "e9"}
+MARKS = re.compile(r"\\(?:text|math)bf|[{}$*%\\~<>≈≤≥]|\s")
 NONE = ("", "-", "–", "—", "n/a", "N/A", "nan")
 MOST = 1_000_000
 """Most bytes of such a file: a paper's table has a few thousand."""
@@ -42,13 +43,16 @@ class Published:
     places: dict[str, int]
     """Header -> digits after the point, the most that a number of the column has."""
     lines: tuple[Line, ...]
+    joined: tuple[str, ...] = ()
+    """Headers of the columns of text, which describe the labels further."""
 
 
 def read_published(path: Path) -> Published:
     """Read a table: its first row holds the headers, its first column the labels.
 
     Columns of text further describe a label. Of `81.2 ± 0.3` the first number counts; bold marks and percent signs are
-    left away; `-` is no number. Separators are commas, semicolons (with decimal commas or points) or tabs.
+    left away, and so are `~` and `<`; 2k is 2,000; `-` is no number. Separators are commas, semicolons (with decimal
+    commas or points) or tabs.
 
     Raises:
         UserError: where it is no such file: which line, and what should stand there.
@@ -75,7 +79,8 @@ def read_published(path: Path) -> Published:
         lines.append(Line(label, published, changes if settings else None))
     _check_labels(path, lines)
     places = {header[place]: max(digits(line[place], comma) for line in body) for place in numeric}
-    return Published(tuple(places), places, tuple(lines))
+    joined = tuple(header[place] for place in others if place not in numeric)
+    return Published(tuple(places), places, tuple(lines), joined)
 
 
 def _read_cells(path: Path) -> tuple[list[list[str]], bool]:
@@ -128,7 +133,7 @@ def first_number(cell: str, comma: bool = False) -> str:
         text = text.replace(thousands, "").replace(",", ".")
     elif not alone and not text.isdecimal():
         return ""
-    return f"{sign}{text.replace(',', '.')}{exponent}"
+    return f"{sign}{text.replace(',', '.')}{exponent or FACTORS.get(match[4] or '', '')}"
 
 
 def number(cell: str, comma: bool = False) -> float | None:

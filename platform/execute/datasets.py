@@ -17,7 +17,7 @@ from retable.platform.errors import UserError, one_line
 from retable.platform.execute.scoring import task_error
 from retable.platform.execute.session import alive_nodes
 from retable.platform.spec.arrays import Arrays
-from retable.platform.spec.task import Task, find
+from retable.platform.spec.task import Task, find, has_commands
 from retable.platform.store.lease import DEATHS
 from retable.platform.store.storage import Storage
 
@@ -218,4 +218,5 @@ def _read_set(task_name: str, storage: Storage, where: str) -> tuple[str | None,
     except UserError as error:
         return str(error), None
     except Exception as error:  # of Arrow, or a damaged file
-        return f"{folder} cannot be read ({one_line(error)}); `retable data check {task_name}` says more", None
+        remedy = f"`retable data check {task_name}` says more" if has_commands(task_name) else "mend or remove it"
+        return f"{folder} cannot be read ({one_line(error)}); {remedy}", None

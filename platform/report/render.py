@@ -88,7 +88,11 @@ def _empty_columns(part: FilledTable) -> Iterator[str]:
     measured = sorted({name for row in rows for each in row.replicates for name in each.metrics})
     for place, column in enumerate(part.columns):
         if rows and not any(row.cells[place].measured for row in rows):
-            yield f"No run has the metric of column {column.header!r}; measured are {and_more(measured, 12)}."
+            kept = f"remove runs/{part.name.partition('/')[0]}/*/views, and the same command scores anew"
+            yield (
+                f"No run has the metric of column {column.header!r}; measured are {and_more(measured, 12)}. Scores are "
+                f"kept: where `evaluate` returns it only now, {kept}."
+            )
 
 
 def other_code(part: FilledTable) -> str:

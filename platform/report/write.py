@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
@@ -23,7 +22,7 @@ from retable.platform.report.html import render
 from retable.platform.report.papers import in_order, papers_of
 from retable.platform.report.render import latex, markdown
 from retable.platform.report.results import FilledTable, fill, gather, slug, slug_of
-from retable.platform.spec.table import AnyTable, Figure
+from retable.platform.spec.table import AnyTable, Figure, Results
 from retable.platform.spec.task import Task, find_table, folder, table_at
 from retable.platform.store.cache import Snapshot
 from retable.platform.store.provenance import processor_name
@@ -84,13 +83,13 @@ def keep_section(
     It is planned anew: the inputs are what planning and filling read, of this table alone and after it was run.
     """
     name, table = request["table"], of[1]
-    with snapshot.record_reads() as inputs, _blamed(storage, name):
+    with snapshot.record_reads() as inputs:
         plan = compile_plan({name: of}, storage, request["scale"], request["set"], request.get("rows", ()))
         results = gather(plan, name)
         part = fill(plan, name, results)
         files = {"csv": part.frame().to_csv(index=False).encode()} if part.filled else {}
         if isinstance(table, Figure):
-            files |= pictures(lambda: table.draw(results)) if part.filled else {}
+            files |= _pictures(name, table, results) if part.filled else {}
             part = replace(part, drawn="png" in files)
         else:
             files["tex"] = latex(part).encode()
@@ -99,24 +98,6 @@ def keep_section(
     for kind, data in {**files, "json": json.dumps(kept, default=str).encode()}.items():
         into.write(f"{slug_of(part)}.{kind}", data)
     return part
-
-
-@contextmanager
-def _blamed(storage: Storage, name: str) -> Iterator[None]:
-    """Turn what fails in a block, which fills a table, into one line if the storage took in a bundle: it may be that.
-
-    Raises:
-        UserError: naming the table.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        if not storage.list("bundles"):
-            raise
-        remedy = "if its runs came in a bundle, remove those and train them here"
-        raise UserError(f"{storage}: {name} cannot be filled ({one_line(error)}); {remedy}") from error
 
 
 def _kept_section(request: Request, into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:
@@ -264,6 +245,26 @@ def pictures(draw: Callable[[], Drawing]) -> dict[str, bytes]:
                 files[kind] = buffer.getvalue()
             pyplot.close(drawn)
     return files
+
+
+def _pictures(name: str, figure: Figure, results: Results) -> dict[str, bytes]:
+    """Return a figure's files; where its drawing fails, they say why, and so does the terminal."""
+    try:
+        return pictures(lambda: figure.draw(results))
+    except UserError:
+        raise
+    except Exception as error:
+        why = f"{name}: its drawing fails: {one_line(error)}"
+        errors.print(why, markup=False)
+
+    def said() -> Drawing:
+        from matplotlib import pyplot
+
+        drawing = pyplot.figure(figsize=(8, 0.6))
+        drawing.text(0.01, 0.4, why)
+        return drawing
+
+    return pictures(said)
 
 
 def write_report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retable.platform.config import Config, Fields, OwnConfig, OwnView, View, differences, override, override_lineage
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, nearest, one_line
 from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.claims import LEAST, NOT_JUDGED, UNTESTED, Verdict
 from retable.platform.text import and_more
@@ -208,16 +209,44 @@ BY_ROWS = "left out by --rows"
 _BY_SET = "left out by --set"
 
 
-def with_claims(tables: Mapping[str, AnyTable], claims: Mapping[str, Sequence[Claim]]) -> dict[str, AnyTable]:
-    """Return tables with their claims, which refer to the tables' rows and so are made after them.
+def with_claims(
+    task: str, tables: Mapping[str, AnyTable], claims: Mapping[str, Sequence[Claim]]
+) -> dict[str, AnyTable]:
+    """Return a task's tables with their claims, which refer to the tables' rows and so are made after them.
 
     Raises:
-        KeyError: if there are claims on a table that is not there.
+        UserError: if there are claims on a table that is not there, or a table names rows or columns that it has not.
     """
-    unknown = claims.keys() - tables.keys()
-    if unknown:
-        raise KeyError(f"claims on unknown tables: {', '.join(sorted(unknown))}")
+    for name in claims.keys() - tables.keys():
+        raise UserError(f"claims on {task}/{name}, which is no table{nearest(name, tables)}")
+    for name, table in tables.items():
+        _check_names(f"{task}/{name}", table)
     return {name: dataclasses.replace(table, claims=claims.get(name, ())) for name, table in tables.items()}
+
+
+def _check_names(name: str, table: AnyTable) -> None:
+    """Refuse labels that two rows have, members that no row has, and numbers of columns that are not there."""
+    labels = [row.label for row in table.rows]
+    for label, count in Counter(labels).items():
+        if count > 1:
+            raise UserError(f"{name}: {count} rows have the label {label!r}; give each its own")
+    for row in table.rows:
+        for member in (*row.of, *row.needs) if isinstance(row, Combined) else ():
+            if member not in labels:
+                raise UserError(f"{name}, row {row.label!r}: joins {member!r}, no row{nearest(member, labels)}")
+    if isinstance(table, Table):
+        _check_columns(name, table)
+
+
+def _check_columns(name: str, table: Table) -> None:
+    headers = [column.header for column in table.columns]
+    for row in table.rows:
+        for header in {**row.published, **(row.metrics if isinstance(row, Row) else {})}:
+            if header not in headers:
+                raise UserError(f"{name}, row {row.label!r}: {header!r} is no column{nearest(header, headers)}")
+    for column in table.columns:
+        if column.better not in ("higher", "lower", None):
+            raise UserError(f"{name}, column {column.header!r}: better={column.better!r}; use higher or lower")
 
 
 @dataclass(frozen=True)
@@ -372,7 +401,12 @@ def judge_claim(claim: Claim, results: Results, reads: Collection[str] = ()) -> 
         results.select(label)
     results.lost.clear()
     results.counted.clear()
-    verdict = claim.check(results)
+    try:
+        verdict = claim.check(results)
+    except UserError:
+        raise
+    except Exception as error:  # a night's numbers are worth more than what is wrong with one sentence
+        verdict = Verdict(UNTESTED, f"its test fails: {one_line(error)}")
     lost = [f"{label} ({len(runs)})" for label, runs in results.lost.items() if label not in results.counted]
     if lost and verdict.status != UNTESTED:
         diverged = f"; runs that diverged have no number, which does not separate: {and_more(lost, 4)}"

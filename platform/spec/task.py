@@ -14,6 +14,7 @@ import itertools
 import pkgutil
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, cast, runti
 from typing_extensions import TypeVar
 
 from retable.platform.config import Config, UnknownField, View, flatten, override, override_lineage
-from retable.platform.errors import UserError, nearest
+from retable.platform.errors import UserError, nearest, one_line
 from retable.platform.spec import extras
 from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.resources import Requirements, Stage
@@ -205,14 +206,35 @@ def _own() -> Mapping[str, Any]:
 
 
 def tables_of(task: str) -> Mapping[str, Table | Figure]:
-    """Return a task's `tables.TABLES` with their `claims.CLAIMS`: imported now, as a training needs none of them."""
-    tables, claims = (importlib.import_module(f"retable.tasks.{task}.{name}") for name in ("tables", "claims"))
-    return with_claims(tables.TABLES, claims.CLAIMS)
+    """Return a task's `tables.TABLES` with their `claims.CLAIMS`: imported now, as a training needs none of them.
+
+    Raises:
+        UserError: if they do not load, or name what is not there.
+    """
+    with _own_code(task):
+        tables, claims = (importlib.import_module(f"retable.tasks.{task}.{name}") for name in ("tables", "claims"))
+        return with_claims(task, tables.TABLES, claims.CLAIMS)
 
 
 def scales_of(task: str) -> Mapping[str, Scale]:
-    """Return a task's `scales.SCALES`, imported now."""
-    return cast(Mapping[str, Scale], importlib.import_module(f"retable.tasks.{task}.scales").SCALES)
+    """Return a task's `scales.SCALES`, imported now. Raises UserError as `tables_of` does."""
+    with _own_code(task):
+        return cast(Mapping[str, Scale], importlib.import_module(f"retable.tasks.{task}.scales").SCALES)
+
+
+@contextmanager
+def _own_code(task: str) -> Iterator[None]:
+    """Convert what a task's code raises while it is imported, which may be anything, into one line.
+
+    Raises:
+        UserError: naming the file and the line.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"task {task} does not load: {one_line(error, str(folder(task)))}") from error
 
 
 def alone(config: object) -> Hashable:
@@ -399,7 +421,8 @@ def lazy_task(package: str) -> Callable[[str], Any]:
     def attribute(name: str) -> Any:
         if name != "TASK":
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return importlib.import_module(f"{package}.task").TASK
+        with _own_code(package.rpartition(".")[2]):
+            return importlib.import_module(f"{package}.task").TASK
 
     return attribute
 
@@ -407,7 +430,8 @@ def lazy_task(package: str) -> Callable[[str], Any]:
 def _package(name: str) -> ModuleType:
     folder(name)  # `names` looks into every folder, and each trial asks
     extras.check(name)
-    return importlib.import_module(f"retable.tasks.{name}")
+    with _own_code(name):
+        return importlib.import_module(f"retable.tasks.{name}")
 
 
 def find_loadable(name: str) -> Task | None:

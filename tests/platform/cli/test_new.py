@@ -65,6 +65,7 @@ def test_a_table_is_read_as_the_paper_prints_it(table):
         ("A;B\nx;81,2 ± 0,3\ny;**88,05**\n", ["x", "y"], [81.2, 88.05]),
         ("A;B\nx;1,234\ny;1.234,5\nz;1.234.567\n", ["x", "y", "z"], [1.234, 1234.5, 1234567]),
         ('A,B\nx,"81,2"\ny,"1,234"\nz,"1,234.5"\n', ["x", "y", "z"], [81.2, 1234, 1234.5]),
+        ("A,B\nx,2k\ny,1.5M\nz,~12\n", ["x", "y", "z"], [2000, 1_500_000, 12]),
         ("\ufeffA,B\n\nx,.5\ny,\u22122e-3\n,\n", ["x", "y"], [0.5, -0.002]),
     ],
 )
@@ -124,10 +125,11 @@ def test_rows_get_constants_of_their_own(labels):
 
 def test_nothing_is_written_over_and_what_is_left_to_do_is_said(table, tmp_path, monkeypatch):
     monkeypatch.setenv("RETABLE_TASKS", str(tmp_path / "mine"))
-    path = table("Model,Acc,Speed\nA,81.0,3\nB,83,4\n")
+    path = table("Model,Acc,Speed,Device\nA,81.0,3,-\nB,83,4,-\n")
     done = CliRunner().invoke(app, ["new", "fifth", "--table", str(path)])
     assert done.exit_code == 0 and "export RETABLE_TASKS" not in done.output
     assert "the row 'B'; say in tables.py" in done.output and "not measured yet: 'Speed'" in done.output
+    assert "run with the defaults: the row 'A'" in done.output and "no column of numbers: 'Device'" in done.output
     files = {path.name: path.read_text() for path in (tmp_path / "mine").rglob("*.py")}
     written = {"conftest.py", "test_fifth.py"} | {f"{name}.py" for name in PARTS}
     assert files.keys() == written
@@ -144,17 +146,25 @@ def test_nothing_is_written_over_and_what_is_left_to_do_is_said(table, tmp_path,
     "words",
     [["list"], ["tables"], ["gc"], ["plan", "rl/table1", "--set", "sedd=1"]],
 )
-def test_a_task_of_ones_own_that_does_not_load_leaves_the_others_alone(tmp_path, words):
-    mine = tmp_path / "papers" / "mine"
-    mine.mkdir(parents=True)
-    (mine / "__init__.py").write_text("TASK = (\n")
+@pytest.mark.parametrize("broken", ["__init__", "tables"])
+def test_a_task_of_ones_own_that_does_not_load_leaves_the_others_alone(tmp_path, monkeypatch, words, broken):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RETABLE_TASKS")
+    mine = write_task("mine").folder.absolute()
     (tmp_path / "results/tables").mkdir(parents=True)
+    with (mine / f"{broken}.py").open("a") as file:
+        file.write("TASK = (\n")
     environment = {**os.environ, "RETABLE_TASKS": str(mine.parent), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "retable.platform.cli", *words]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert "Traceback" not in done.stderr, done.stderr
     told = {"plan": "unknown field 'sedd'", "tables": "no tables have been reproduced here"}
     assert told[words[0]] in done.stderr if words[0] in told else done.returncode == 0
+    if words[0] in ("list", "gc"):
+        place = "__init__.py" if broken == "__init__" else "tables.py"
+        told_by = " ".join((done.stdout + done.stderr).split())
+        assert "task mine does not load: SyntaxError: '(' was never closed" in told_by
+        assert place in told_by
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Bundles: what is packed fills the same cells elsewhere, and nothing that is sent can do harm."""
 
-import dataclasses
 import io
 import json
 import lzma
@@ -27,7 +26,7 @@ from retable.platform.report.render import bundled, came, markdown
 from retable.platform.report.results import fill
 from retable.platform.report.verifying import other_conditions, same
 from retable.platform.report.write import fill_and_keep, write_report
-from retable.platform.spec.table import Claim, Combined, Row
+from retable.platform.spec.table import Combined, Row
 from retable.platform.store import bundle
 from retable.platform.store.query import list_runs
 from retable.platform.store.run import RunFolder
@@ -716,23 +715,6 @@ def test_what_nobody_could_unpack_is_not_packed(sender, tmp_path, monkeypatch, l
     with pytest.raises(UserError, match=words):
         api.pack("line/table1", scale="smoke", storage=sender, out=tmp_path / "x.bundle")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_summary_that_fits_no_claim_is_one_line(contents, tmp_path):
-    """What is whole, and of the wrong shape only for the task's own code, is told with the bundle as the cause."""
-
-    def breaks(results):
-        raise KeyError("y")
-
-    there = fresh(tmp_path)
-    api.unpack(written(tmp_path / "x.bundle", contents), storage=there)
-    whole = dataclasses.replace(table(), claims=[Claim(text="It has y.", check=breaks)])
-    with pytest.raises(UserError) as error:
-        fill_and_keep(compile_plan({"line/table1": (LINE, whole)}, there, "smoke"))
-    shutil.rmtree(Path(there.root, "bundles"))
-    with pytest.raises(KeyError):  # without a bundle, it is a fault of ours
-        fill_and_keep(compile_plan({"line/table1": (LINE, whole)}, there, "smoke"))
-    assert "line/table1" in said(error) and "bundle" in said(error)
 
 
 # Verifying, and training again -----------------------------------------------------------------------------------

@@ -147,13 +147,14 @@ def test_a_report_does_not_say_where_its_storage_lies(filled):
 
 
 def test_runs_of_other_code_of_ones_own_task_are_told(filled):
-    _, part = filled
+    storage, part = filled
     first, *_ = part.runs
     of = {digits: {**run, "provenance": {"code": code_of("line")}} for digits, run in part.runs.items()}
     assert other_code(part) == other_code(replace(part, runs=of)) == ""
     changed = replace(part, runs={**of, first: {**part.runs[first], "provenance": {"code": {"tasks/line": "0"}}}})
     remark = other_code(changed)
     assert f"has changed since 1 of {len(part.runs)} runs" in remark and "raise `version`" in remark
+    assert remark.split(":")[0] in render([changed], "", storage / "report")[0]
     assert remark in markdown(changed) and "has changed since" not in markdown(replace(changed, name="rl/table1"))
 
 

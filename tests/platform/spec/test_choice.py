@@ -1,5 +1,6 @@
 """What a table runs can be chosen: rows by label, replicates and views by --set; what was left out is not judged."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -267,3 +268,12 @@ def test_runs_of_a_claim_begin_first_and_side_by_side_in_a_long_plan(storage, mo
         (0, 0.5),
         (1, 0.5),
     ]
+
+
+def test_a_claim_whose_test_fails_is_not_tested_and_says_why():
+    def breaks(results):
+        return results.values("a", "y").oops
+
+    verdict = judge_claim(Claim(text="", check=breaks), Results({row.label: [] for row in ROWS}, None))
+    assert verdict.status == UNTESTED
+    assert re.fullmatch(r"its test fails: AttributeError: .* attribute 'oops' \(test_choice.py:\d+\)", verdict.because)

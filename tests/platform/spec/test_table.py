@@ -19,6 +19,7 @@ from retable.platform.spec.table import (
     expand,
     resolve,
     row_fields,
+    with_claims,
 )
 from retable.platform.spec.task import find_table, table_at
 from retable.tasks.line.config import Config, View
@@ -236,3 +237,52 @@ def test_results_know_their_rows_and_axes():
 
 def test_a_table_is_a_value():
     assert replace(table(), note="n") == table(note="n") != table()
+
+
+FIRST, SECOND = Row(label="CNN 3x3"), Row(label="linear", published={"Accuracy": 81.2})
+COLUMNS = [Column(header="Accuracy", metric="accuracy", better="higher")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "claims", "said"),
+    [
+        (
+            [FIRST, Combined(label="both", of=("CNN3x3", "CNN 3x3"), combine=max)],
+            COLUMNS,
+            {},
+            "own/table1, row 'both': joins 'CNN3x3', no row; did you mean 'CNN 3x3'?",
+        ),
+        (
+            [FIRST, Combined(label="both", of=("CNN 3x3",), needs=("linaer",), combine=max)],
+            COLUMNS,
+            {},
+            "own/table1, row 'both': joins 'linaer', no row",
+        ),
+        ([FIRST, SECOND, FIRST], COLUMNS, {}, "own/table1: 2 rows have the label 'CNN 3x3'; give each its own"),
+        (
+            [FIRST, Row(label="b", published={"Acc": 95.0})],
+            COLUMNS,
+            {},
+            "own/table1, row 'b': 'Acc' is no column; did you mean 'Accuracy'?",
+        ),
+        (
+            [FIRST, Row(label="b", metrics={"Acc": "accuracy"})],
+            COLUMNS,
+            {},
+            "own/table1, row 'b': 'Acc' is no column; did you mean 'Accuracy'?",
+        ),
+        (
+            [FIRST],
+            [replace(COLUMNS[0], better="more")],
+            {},
+            "own/table1, column 'Accuracy': better='more'; use higher or lower",
+        ),
+        ([FIRST], COLUMNS, {"table2": ()}, "claims on own/table2, which is no table; did you mean 'table1'?"),
+    ],
+)
+def test_a_table_that_names_what_is_not_there_is_refused(rows, columns, claims, said):
+    good = {"table1": Table(title="", columns=COLUMNS, rows=[FIRST, SECOND])}
+    assert with_claims("own", good, {"table1": ()})["table1"].rows == [FIRST, SECOND]
+    with pytest.raises(UserError) as error:
+        with_claims("own", {"table1": Table(title="", columns=columns, rows=rows)}, claims)
+    assert str(error.value).startswith(said)

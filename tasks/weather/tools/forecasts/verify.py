@@ -113,7 +113,7 @@ def lines(part: Verification) -> Iterator[tuple[str, str, str, float, float, flo
     for place, band in part.by_place().items():
         yield from rows("year and region", [place], SCORES, band)
     yield from rows("neighbourhood, pixels", part.widths, ("FSS",), part.by_width())
-    yield from rows("threshold", THRESHOLDS, ("IoU",), part.by_threshold())
+    yield from rows("threshold", THRESHOLDS.tolist(), ("IoU",), part.by_threshold())
     yield from rows("mean probability", [f"{value:.4f}" for value in forecast], ("it rained",), reliability)
     yield from rows("tenth of probability", range(1, 11), ("share of pixels",), shares)
 
