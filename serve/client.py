@@ -88,6 +88,11 @@ class Client:
     timeout: float = 150.0
     """Seconds of one try."""
 
+    def __post_init__(self) -> None:
+        place = urllib.parse.urlsplit(self.url)
+        if place.scheme not in ("http", "https") or not place.hostname:  # the token would go to another server
+            raise ValueError(f"{self.url!r} is no address of a server; write http://HOST:PORT, or https://HOST")
+
     def models(self) -> list[Json]:
         """Return what is served, and where it is from."""
         return list(self._json("GET", "/v1/models"))
@@ -183,14 +188,8 @@ class Client:
         return dict(self._json("GET", f"/v1/jobs/{_part(id)}"))
 
     def file(self, id: str) -> bytes:
-        """Return the file that a job has made, in as many answers as it takes."""
-        content = bytearray()
-        while True:
-            place = {"Range": f"bytes={len(content)}-"}
-            answer = self.ask("GET", f"/v1/jobs/{_part(id)}/file", headers=place)
-            content += answer.body
-            if len(content) >= int(answer.headers["content-range"].rpartition("/")[2]):
-                return bytes(content)
+        """Return the file that a job has made."""
+        return self._file(f"/v1/jobs/{_part(id)}/file")
 
     def cancel(self, id: str) -> None:
         """Cancel a job; remove one that is over, with its file."""
@@ -203,7 +202,7 @@ class Client:
 
     def recording(self, id: str) -> bytes:
         """Return a recording that a search found."""
-        return self.ask("GET", f"/v1/audio/{_part(id)}").body
+        return self._file(f"/v1/audio/{_part(id)}")
 
     def add_recording(self, recording: bytes, name: str = "") -> Added:
         """Put a recording, a WAV, FLAC, Ogg or MP3 file, among those that searches find; twice the same is one."""
@@ -277,6 +276,15 @@ class Client:
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
     ) -> Any:
         return json.loads(self.ask(method, path, query, body).body)
+
+    def _file(self, path: str) -> bytes:
+        """Return a file, in as many answers as it takes."""
+        content = bytearray()
+        while True:
+            answer = self.ask("GET", path, headers={"Range": f"bytes={len(content)}-"})
+            content += answer.body
+            if len(content) >= int(answer.headers["content-range"].rpartition("/")[2]):
+                return bytes(content)
 
     def _once(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         place = urllib.parse.urlsplit(self.url)

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` in the modules of deployments; `app.py` says why.
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from ray import serve
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.deployments.recordings import folder_of, own_index, shown, take_in
-from retable.serve.deployments.served import Line, Served
+from retable.serve.deployments.served import Served, raised, together
 from retable.serve.ingress.limits import LIMITS
 from retable.serve.ingress.replies import Problem, Reply, json_reply, returns_problems, send, wrong
 from retable.tasks.audio.export import read_export
@@ -22,6 +22,7 @@ from retable.tasks.audio.tools.search.hits import judged, tags
 from retable.tasks.audio.tools.search.index import indexed
 from retable.tasks.audio.tools.search.search import Index, check_model, open_index, p_value, refresh, search
 
+Vector = Float32[np.ndarray, " dimension"]
 WAIT = 0.005
 """Seconds that the first query of a batch waits for others."""
 MEDIA = {
@@ -65,7 +66,7 @@ class AudioIndex:
         except UserError as error:
             raise Problem(503, "the index was made anew with another model; restart the server") from error
 
-    def found(self, vector: Float32[np.ndarray, " dimension"], top: int) -> Reply:
+    def found(self, vector: Vector, top: int) -> Reply:
         """Return the recordings nearest to words, and how unusual that is (`p`, `verdict`; see `null.py`).
 
         Args:
@@ -105,6 +106,19 @@ class AudioIndex:
             self.index, self.recordings = index, recordings(index)
 
 
+Query = tuple[AudioIndex, str]
+"""A model, and the words that it embeds."""
+
+
+def vectors(queries: Sequence[Query]) -> list[Vector | Exception]:
+    """Embed the words of each query; those to one model together."""
+
+    def embedded(queries: Sequence[Query]) -> Iterable[Vector]:
+        return queries[0][0].embedder.words([words for _, words in queries])
+
+    return together(queries, embedded, lambda query: id(query[0]))
+
+
 class Retrieval(Served[AudioIndex]):
     """Holds a pair of encoders, and maps the index that was made with it.
 
@@ -113,42 +127,34 @@ class Retrieval(Served[AudioIndex]):
 
     def __init__(self, storage: Storage, task: str, index: str, places: int, wait: float) -> None:
         super().__init__(storage, task, places, wait)
-        self.folder, self.adding = index, Line(1, wait)
+        self.folder = index
 
     def load(self, data: bytes, name: str) -> AudioIndex:
-        """Return the encoders in a file, with their index; what is made at the first use is made now."""
+        """Return the encoders in a file, with their index."""
         embedder = read_export(data, name).embedder()
-        index = AudioIndex(embedder, Path(self.folder) if self.folder else own_index(embedder, self.storage))
-        embedder.words(["ready"])
-        return index
+        return AudioIndex(embedder, Path(self.folder) if self.folder else own_index(embedder, self.storage))
+
+    def probe(self, model: AudioIndex) -> None:
+        """Embed a word and refresh the index."""
+        model.embedder.words(["ready"])
+        model.refresh()
 
     @returns_problems
-    async def ready(self, sha256s: Sequence[str]) -> Reply:
-        """Embed a word and refresh the index. No model is loaded: all give the same answers."""
-        shelf, _ = await self.batch("ready")
-        await asyncio.to_thread(shelf.refresh)
-        return Reply(b"", "text/plain")
-
-    def any(self) -> AudioIndex:
-        """Return a model: all give the same answers, those that the index was made with."""
-        return next(iter(self.models.values()))
-
-    @returns_problems
-    async def search(self, words: str, top: int) -> Reply:
+    async def search(self, sha256: str, words: str, top: int) -> Reply:
         """Find the recordings that fit words best."""
         if not any(letter.isalnum() for letter in words):
             raise wrong("q", "nothing that can be heard", "words")
 
         async def found() -> Reply:
-            shelf, vector = await self.batch(words)
-            return await asyncio.to_thread(shelf.found, vector, top)
+            shelf = await self.model(sha256)
+            return await asyncio.to_thread(shelf.found, raised(await self.batch((shelf, words))), top)
 
         return await self.line.run(found)
 
     @returns_problems
-    async def recording(self, name: str, wanted: str) -> Reply:
+    async def recording(self, sha256: str, name: str, wanted: str) -> Reply:
         """Return a recording by its identity, or a range of its bytes."""
-        shelf = self.any()
+        shelf = await self.model(sha256)
         if name not in shelf.recordings:
             await asyncio.to_thread(shelf.refresh)
         if name not in shelf.recordings:
@@ -158,12 +164,12 @@ class Retrieval(Served[AudioIndex]):
         return await asyncio.to_thread(send, path, wanted, LIMITS.recording_bytes, media)
 
     @returns_problems
-    async def add(self, body: bytes, name: str) -> Reply:
+    async def add(self, sha256: str, body: bytes, name: str) -> Reply:
         """Add a recording."""
-        return await self.adding.run(lambda: asyncio.to_thread(self.any().add, body, name, self.storage))
+        shelf = await self.model(sha256)
+        return await self.alone.run(lambda: asyncio.to_thread(shelf.add, body, name, self.storage))
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
-    async def batch(self, words: list[str]) -> list[tuple[AudioIndex, Float32[np.ndarray, " dimension"]]]:
+    async def batch(self, queries: list[Query]) -> list[Vector | Exception]:
         """Embed queries together, in a thread, so that health checks are answered meanwhile."""
-        shelf = self.any()
-        return [(shelf, vector) for vector in await asyncio.to_thread(shelf.embedder.words, words)]
+        return await asyncio.to_thread(vectors, queries)

@@ -93,7 +93,9 @@ class VideoQueue:
         self.changed = threading.Condition()
         self.checking = threading.Lock()
         self.jobs: dict[str, Job] = {}
-        self.arriving, self.closed = 0, False
+        self.arriving: set[str] = set()
+        """Ids of videos that are written and looked at."""
+        self.closed = False
         self.running: ProgressProcess | None = None
         for path in sorted(self.folder.iterdir()):
             if path.is_dir():
@@ -113,7 +115,7 @@ class VideoQueue:
         self.lock.close()
 
     def create(self, id: str, body: bytes, order: Order) -> Json:
-        """Add a video to the queue, after a check of its header; the same id twice is one job.
+        """Add a video to the queue, after a check of its header; the same id twice is one job, also while it arrives.
 
         Raises:
             Problem: where it is no video that is taken, or too many wait.
@@ -122,30 +124,25 @@ class VideoQueue:
             raise Problem(404, "no such job")
         kind = kind_of(body, STARTS, UNKNOWN)
         with self.changed:
+            self.changed.wait_for(lambda: id not in self.arriving)
             if id in self.jobs:
                 return self._status(self.jobs[id])
             self._clean()
-            if sum(job.state not in _OVER for job in self.jobs.values()) + self.arriving > self.limits.jobs_waiting:
+            there = len(self.arriving) + sum(job.state not in _OVER for job in self.jobs.values())
+            if there > self.limits.jobs_waiting:
                 detail = f"{self.limits.jobs_waiting} videos wait; try again in some minutes"
                 raise Problem(503, detail, wait=60)
-            self.arriving += 1
+            self.arriving.add(id)
         job = Job(id=id, kind=kind, order=order)
         try:
             self._write(job, body)
-            try:
-                self._keep(job)
-            except UserError as error:
-                raise Problem(507, _NO_ROOM) from error
-        except BaseException:
-            shutil.rmtree(self.folder / id, ignore_errors=True)
-            raise
+            with self.changed:
+                self.jobs[id] = job
+                return self._status(job)
         finally:
             with self.changed:
-                self.arriving -= 1
-        with self.changed:
-            self.jobs[id] = job
-            self.changed.notify_all()
-            return self._status(job)
+                self.arriving.remove(id)
+                self.changed.notify_all()
 
     def status(self, id: str) -> Json:
         """Return the status of a job.
@@ -186,16 +183,29 @@ class VideoQueue:
             self._end(job)
 
     def _write(self, job: Job, body: bytes) -> None:
-        """Write a video, and look at its header, one at a time."""
-        path = self._source(job)
+        """Write a video and its state into a folder, which is gone again where it is not taken."""
         try:
-            path.parent.mkdir(mode=0o700)
-            path.write_bytes(body)
-        except OSError as error:
-            raise Problem(507, f"{_NO_ROOM}: {error.strerror}") from error
+            (self.folder / job.id).mkdir(mode=0o700)
+            try:
+                self._source(job).write_bytes(body)
+                self._look(job)
+                self._keep(job)
+            except BaseException:
+                shutil.rmtree(self.folder / job.id, ignore_errors=True)
+                raise
+        except (OSError, UserError) as error:
+            why = f": {error.strerror}" if isinstance(error, OSError) else ""
+            raise Problem(507, _NO_ROOM + why) from error
+
+    def _look(self, job: Job) -> None:
+        """Look at a video's header, one at a time.
+
+        Raises:
+            Problem: where it is no video that is taken.
+        """
         with self.checking:
             try:
-                look = ProgressProcess(check, path, job.order.size, self.limits)
+                look = ProgressProcess(check, self._source(job), job.order.size, self.limits)
                 deque(look.progress(_CHECKING))
             except UserError as error:
                 raise Problem(400, f"the video cannot be read: {error}") from error

@@ -14,11 +14,11 @@ from ray import serve
 
 from retable.platform.models.export import kept
 from retable.serve.deployments.episodes import Stage, weight
-from retable.serve.deployments.served import Served, together
+from retable.serve.deployments.served import Served, raised, together
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, json_reply, returns_problems, wrong
 from retable.tasks.rl.config import View
-from retable.tasks.rl.export import Exported, read_export
+from retable.tasks.rl.export import Exported
 
 Rows = Float32[np.ndarray, "rows width"]
 
@@ -26,8 +26,8 @@ BATCH, WAIT = 64, 0.002
 """Requests of one batch, and the seconds that the first of them waits for others."""
 ROWS = 256
 """Observations that go through the networks together: with a hundred candidates each, some 20 MB."""
-_SEEDS = 2**63
-"""Seeds are below this."""
+_SEEDS, _LARGEST = 2**63, float(np.finfo(np.float32).max)
+"""Seeds are below the one, numbers of observations not beyond the other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,18 +49,14 @@ def question(policy: Exported, body: bytes, limits: Limits = LIMITS) -> Question
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Problem(400, "the body is no JSON") from error
-    states = int(policy.info["states"])
-    wanted = f"numbers of shape (rows, {states})"
     if not isinstance(fields, dict) or "observations" not in fields:
-        raise wrong("observations", "nothing", wanted)
+        raise wrong("observations", "nothing", "rows of numbers")
     if unknown := fields.keys() - {"observations", "seed"}:
         raise wrong(min(unknown), "a field that is unknown", "observations, and seed")
     seed = fields.get("seed", 0)
     if type(seed) is not int or not 0 <= seed < _SEEDS:
         raise wrong("seed", repr(seed)[:40], "a whole number from 0 to 2^63 - 1")
-    rows = numbers(fields["observations"], states, wanted)
-    if not 1 <= len(rows) <= limits.observations:
-        raise wrong("observations", f"{len(rows)} rows", f"1 to {limits.observations}")
+    rows = numbers(fields["observations"], int(policy.info["states"]), limits.observations)
     return Question(policy, rows, policy.noise(len(rows), View.samples, seed))
 
 
@@ -69,39 +65,42 @@ def small(policy: Exported) -> bytes:
     return json.dumps({"observations": [[0.0] * int(policy.info["states"])]}).encode()
 
 
-def numbers(value: object, width: int, wanted: str) -> Rows:
-    """Return nested lists as rows of so many finite float32.
+def numbers(value: object, width: int, most: int) -> Rows:
+    """Return a list of lists as rows of so many finite float32, `most` of them at most.
+
+    Every item is checked before NumPy gets it, which gives each the room of the longest word among them.
 
     Raises:
         Problem: where they are something else.
     """
-    try:
-        array = np.array(value)
-    except ValueError as error:
-        raise wrong("observations", "rows of different lengths", wanted) from error
-    if array.dtype.kind not in "iuf":
+    wanted = f"numbers of shape (rows, {width})"
+    if not isinstance(value, list) or not all(isinstance(row, list) for row in value):
+        raise wrong("observations", "no rows of numbers", wanted)
+    if not 1 <= len(value) <= most:
+        raise wrong("observations", f"{len(value)} rows", f"1 to {most}")
+    widths = {len(row) for row in value}
+    if widths != {width}:
+        got = "rows of different lengths" if len(widths) > 1 else f"shape {(len(value), *widths)}"
+        raise wrong("observations", got, wanted)
+    if not all(type(number) in (int, float) for row in value for number in row):
         raise wrong("observations", "something else than numbers", wanted)
-    if array.ndim != 2 or array.shape[1] != width:
-        raise wrong("observations", f"shape {array.shape}", wanted)
-    with np.errstate(over="ignore"):
-        rows: Rows = array.astype(np.float32)
-    if not np.isfinite(rows).all():
+    if not all(abs(number) <= _LARGEST for row in value for number in row):
         raise wrong("observations", "numbers that are not finite in float32", wanted)
-    return rows
+    return np.array(value, np.float32)
 
 
-def answers(questions: Sequence[Question]) -> list[Rows]:
+def answers(questions: Sequence[Question]) -> list[Rows | Exception]:
     """Return the actions of each question; those of one policy share its networks' passes."""
-    return together(questions, _actions, lambda each: each.policy, lambda each: len(each.observations), ROWS)
+    return together(questions, actions, lambda each: each.policy, lambda each: len(each.observations), ROWS)
 
 
-def _actions(questions: Sequence[Question]) -> list[Rows]:
+def actions(questions: Sequence[Question]) -> list[Rows]:
     """Return the actions of questions to one policy, in one pass of its networks."""
     rows = torch.from_numpy(np.concatenate([question.observations for question in questions]))
     with torch.inference_mode():
-        actions = questions[0].policy.act(rows, torch.cat([question.noise for question in questions])).numpy()
+        chosen = questions[0].policy.act(rows, torch.cat([question.noise for question in questions])).numpy()
     ends = np.cumsum([len(question.observations) for question in questions])
-    return np.split(actions, ends[:-1])
+    return np.split(chosen, ends[:-1])
 
 
 class Policies(Served[Exported]):
@@ -111,25 +110,20 @@ class Policies(Served[Exported]):
         super().__init__(*given, **named)
         self.stage = Stage()
 
-    def load(self, data: bytes, name: str) -> Exported:
-        """Return the policy in a file, asked once: what is made at the first use is made now."""
-        policy = read_export(data, name)
-        answers([question(policy, small(policy))])
-        return policy
-
-    async def probe(self, model: Exported) -> None:
+    def probe(self, model: Exported) -> None:
         """Ask a policy for one action."""
-        await self.batch(question(model, small(model)))
+        actions([question(model, small(model))])
 
     @returns_problems
     async def act(self, sha256: str, body: bytes) -> Reply:
         """Choose actions for the observations in a body."""
 
         async def acted() -> Rows:
-            return await self.batch(question(await self.model(sha256), body))
+            asked = await asyncio.to_thread(question, await self.model(sha256), body)
+            return raised(await self.batch(asked))
 
-        actions = await self.line.run(acted)
-        return json_reply({"actions": actions.tolist()})
+        rows = await self.line.run(acted)
+        return json_reply({"actions": rows.tolist()})
 
     @returns_problems
     async def episode(self, sha256: str, seed: int, steps: int) -> Reply:
@@ -140,6 +134,6 @@ class Policies(Served[Exported]):
         return json_reply(summary)
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
-    async def batch(self, questions: list[Question]) -> list[Rows]:
+    async def batch(self, questions: list[Question]) -> list[Rows | Exception]:
         """Answer questions together, in a thread, so that health checks are answered meanwhile."""
         return await asyncio.to_thread(answers, questions)

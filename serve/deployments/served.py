@@ -60,8 +60,8 @@ def together(
     key: Callable[[T], Hashable],
     size: Callable[[T], float] = lambda _: 0,
     most: float = math.inf,
-) -> list[R]:
-    """Return the answers to the requests of one batch, in their order.
+) -> list[R | Exception]:
+    """Return the answers to the requests of one batch, in their order; where some fail, the error in their places.
 
     Args:
         requests: of one batch.
@@ -76,10 +76,20 @@ def together(
         if group[-1] and sum(size(requests[other]) for other in (*group[-1], place)) > most:
             group.append([])
         group[-1].append(place)
-    answers: dict[int, R] = {}
+    answers: dict[int, R | Exception] = {}
     for share in chain.from_iterable(groups.values()):
-        answers |= dict(zip(share, answer([requests[place] for place in share]), strict=True))
+        try:
+            answers |= dict(zip(share, answer([requests[place] for place in share]), strict=True))
+        except Exception as error:  # of whatever kind, it is no other group's
+            answers |= dict.fromkeys(share, error)
     return [answers[place] for place in range(len(requests))]
+
+
+def raised(answer: R | Exception) -> R:
+    """Return an answer of `together`, or raise the error that is in its place."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 class Served(Generic[T]):
@@ -96,43 +106,51 @@ class Served(Generic[T]):
         Args:
             storage: where the files of models lie.
             task: whose models.
-            places: requests that are answered at once.
+            places: requests that are answered at once, beside one that is large.
             wait: seconds that others wait, at most.
         """
         torch.set_num_threads(THREADS)
-        self.storage, self.task, self.line = storage, task, Line(places, wait)
+        self.storage, self.task, self.line, self.alone = storage, task, Line(places, wait), Line(1, wait)
         self.models: dict[str, T] = {}
         self.loading = asyncio.Lock()
 
     def load(self, data: bytes, name: str) -> T:
-        """Return the model in a file; what is made at its first use is made now."""
+        """Return the model in a file."""
         return cast(T, contract.exporter(self.task).read_export(data, name))
 
-    async def probe(self, model: T) -> None:
-        """Ask a model something small, ahead of waiting requests; raise if it does not answer."""
+    def probe(self, model: T) -> None:
+        """Ask a model something small, past all batches; raise if it does not answer."""
 
     async def model(self, sha256: str, name: str = "") -> T:
-        """Return the model of a digest, loaded in a thread if the replica does not hold it yet: one at a time.
+        """Return the model of a digest, loaded in threads if the replica does not hold it yet: one at a time.
+
+        It is asked once: what is made at its first use is made now.
 
         Args:
             sha256: the digest of its file.
             name: what errors call the file; empty: the task.
 
         Raises:
-            UserError: where its file is not on the storage, or another one.
+            Problem: 503 where it cannot be loaded.
         """
         if sha256 not in self.models:
             async with self.loading:
                 if sha256 not in self.models:  # another request may have waited for the same one
-                    self.models[sha256] = await asyncio.to_thread(
-                        lambda: self.load(export.kept(self.task, sha256, self.storage), name or self.task)
-                    )
+                    try:
+                        data = await asyncio.to_thread(export.kept, self.task, sha256, self.storage)
+                        model = await asyncio.to_thread(self.load, data, name or self.task)
+                        await asyncio.to_thread(self.probe, model)
+                    except Exception as error:
+                        logging.getLogger("ray.serve").exception("%s: %s cannot be loaded", self.task, sha256)
+                        why = "it cannot be loaded; the server's log says why"
+                        raise Problem(503, f"model {sha256[:8]}: {why}", wait=5) from error
+                    self.models[sha256] = model
         return self.models[sha256]
 
     async def reconfigure(self, config: Mapping[str, object]) -> None:
         """Hold the models that Serve's `user_config` names, and no others.
 
-        What cannot be loaded is an error at the start; later it is one in the log, and what is served goes on.
+        What cannot be loaded is an error at the start; later it is one in the log, and the models stay as they were.
 
         Raises:
             UserError: at the start, where a file is not on the storage, or another one.
@@ -141,10 +159,9 @@ class Served(Generic[T]):
         try:
             for sha256, name in wanted.items():
                 await self.model(sha256, name)
-        except Exception:
+        except Problem as problem:
             if not self.models:
-                raise
-            logging.getLogger("ray.serve").exception("%s: the models stay as they were", self.task)
+                raise (problem.__cause__ or problem) from None  # Serve shows the last line
             return
         self.models = {sha256: self.models[sha256] for sha256 in wanted}
 
@@ -152,5 +169,6 @@ class Served(Generic[T]):
     async def ready(self, sha256s: Sequence[str]) -> Reply:
         """Return an empty reply once each of these models has answered."""
         models = await asyncio.gather(*map(self.model, sha256s))
-        await asyncio.gather(*map(self.probe, models))
+        for model in models:
+            await asyncio.to_thread(self.probe, model)
         return Reply(b"", "text/plain")

@@ -15,13 +15,14 @@ from PIL import Image
 from ray import serve
 
 from retable.platform.errors import UserError
-from retable.serve.deployments.served import Served, together
+from retable.serve.deployments.served import Served, raised, together
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, kind_of, returns_problems
 from retable.tasks.style.export import read_export
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import Picture, Pixels
 from retable.tasks.style.tools.pictures.batches import nothing, resized
+from retable.tasks.style.tools.pictures.memory import shortage_told
 from retable.tasks.style.tools.pictures.stylise import BATCH_PIXELS, NetworkStyle
 
 BATCH, WAIT = 8, 0.01
@@ -55,18 +56,18 @@ def decode(body: bytes, size: int, limits: Limits = LIMITS) -> Picture:
     Raises:
         Problem: where it is no picture, or a larger one than is accepted.
     """
-    check(body, size, limits)
+    kind, _ = check(body, size, limits)
     try:
-        return resized(images.read(body), size)
+        return resized(images.read(body, [kind]), size)
     except UserError as error:
         raise Problem(400, str(error)) from error
 
 
-def check(body: bytes, size: int, limits: Limits) -> None:
-    """Refuse what is no picture, or one of too many pixels, before anything is decoded.
+def check(body: bytes, size: int, limits: Limits = LIMITS) -> tuple[str, float]:
+    """Return a picture's kind and the pixels of its painting, by its header: nothing is decoded.
 
     Raises:
-        Problem: 413 or 415.
+        Problem: 413 where there are too many, 400 or 415 where it is none.
     """
     kind = kind_of(body, KINDS, f"no picture: send {', '.join(sorted(KINDS))}")
     try:
@@ -80,19 +81,21 @@ def check(body: bytes, size: int, limits: Limits) -> None:
                     raise ValueError("lengths of tiles")  # a tag has the type that the file says: text times a number
     except Exception as error:  # decoders raise anything on broken bytes
         raise Problem(400, f"the {kind} file is broken") from error
-    scale = max(1.0, size / max(width, height, 1))
-    if max(width * height * scale**2, math.prod(tiles)) > limits.pixels:
+    pixels = width * height * (size / max(width, height, 1)) ** 2 if size else width * height
+    if max(width * height, pixels, math.prod(tiles)) > limits.pixels:
         raise Problem(
             413, f"{width} x {height} pixels; at most {limits.pixels // 10**6} million, here and in the result"
         )
+    return kind, pixels
 
 
-def paint(works: Sequence[StyleRequest]) -> list[Pixels]:
+def painted(works: Sequence[StyleRequest]) -> list[Pixels]:
+    """Stylise photographs of one style and shape."""
+    return [result.pixels for result in works[0].style([work.pixels for work in works], nothing)]
+
+
+def paint(works: Sequence[StyleRequest]) -> list[Pixels | Exception]:
     """Stylise photographs; those of one style and shape together, and of `BATCH_PIXELS` at most."""
-
-    def painted(works: Sequence[StyleRequest]) -> list[Pixels]:
-        return [result.pixels for result in works[0].style([work.pixels for work in works], nothing)]
-
     return together(
         works,
         painted,
@@ -124,28 +127,29 @@ class Styles(Served[NetworkStyle]):
         """Return the style in a file."""
         return read_export(data, name).style()
 
-    async def probe(self, model: NetworkStyle) -> None:
+    def probe(self, model: NetworkStyle) -> None:
         """Paint a small picture."""
-        await self.batch(StyleRequest(model, np.full((64, 64, 3), 128, np.uint8)))
+        painted([StyleRequest(model, np.full((64, 64, 3), 128, np.uint8))])
 
     @returns_problems
     async def stylise(self, sha256: str, body: bytes, size: int, strength: float, original: bool, kind: str) -> Reply:
-        """Paint the photograph in a body."""
+        """Paint the photograph in a body: in a batch, or alone where it is large, so that no other waits for it."""
+        _, pixels = await asyncio.to_thread(check, body, size)
+        large = pixels > BATCH_PIXELS
 
-        async def painted() -> Reply:
+        async def answered() -> Reply:
             photograph = await asyncio.to_thread(decode, body, size)
-            style = await self.model(sha256)
-            height, width = photograph.pixels.shape[:2]
-            try:
-                style.check_memory(height, width)
-                made = await self.batch(StyleRequest(style, photograph.pixels))
-            except UserError as error:  # others that were painted meanwhile took what was free
-                raise Problem(503, f"{error}; ask for a smaller size, or again in a moment", wait=2) from error
+            work = StyleRequest(await self.model(sha256), photograph.pixels)
+            made = (await asyncio.to_thread(painted, [work]))[0] if large else raised(await self.batch(work))
             return await asyncio.to_thread(finish, made, photograph, strength, original, kind)
 
-        return await self.line.run(painted)
+        try:
+            with shortage_told("more memory is needed than is free"):
+                return await (self.alone if large else self.line).run(answered)
+        except UserError as error:  # others that are painted meanwhile took what was free
+            raise Problem(503, f"{error}; ask for a smaller size, or again in a moment", wait=2) from error
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
-    async def batch(self, works: list[StyleRequest]) -> list[Pixels]:
+    async def batch(self, works: list[StyleRequest]) -> list[Pixels | Exception]:
         """Stylise photographs together, in a thread, so that health checks are answered meanwhile."""
         return await asyncio.to_thread(paint, works)

@@ -8,40 +8,17 @@ import signal
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from retable.platform.errors import UserError
 
 T = TypeVar("T")
+_DAY = 86_400.0
 FAULT = "a fault of the server's; its log says more"
-
-
-class IsolatedCall(Generic[T]):
-    """A call in a child process, started when the object is made."""
-
-    def __init__(self, function: Callable[..., T], *arguments: object) -> None:
-        """Begin. The function and its arguments can be pickled."""
-        self._answer, self._process = _start(_run, function, arguments)
-
-    def result(self) -> T:
-        """Wait for the function's return value.
-
-        Raises:
-            UserError: as the function does, or where its process has died.
-        """
-        try:
-            answer: T | BaseException = self._answer.recv()
-        except EOFError as error:
-            raise UserError("serve: the process that chooses what is served has died; is the memory full?") from error
-        finally:
-            self._process.terminate()
-            self._process.join()
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
 
 
 class ProgressProcess:
@@ -55,7 +32,11 @@ class ProgressProcess:
         """Start the child; the function gets a progress callback, then the arguments. All can be pickled."""
         self.result: Any = None
         """What the function has returned, once it has."""
-        self._told, self.process = _start(_tell, nice, function, arguments)
+        context = multiprocessing.get_context("spawn")
+        self._told, telling = context.Pipe(duplex=False)
+        self.process = context.Process(target=_tell, args=(telling, nice, function, arguments), daemon=True)
+        self.process.start()
+        telling.close()
 
     def progress(self, seconds: float) -> Iterator[Any]:
         """Yield the reported progress until the function returns; the child has ended afterwards.
@@ -75,7 +56,7 @@ class ProgressProcess:
                 yield value
             raise UserError(f"it took longer than {seconds:g} s")
         except (EOFError, OSError) as error:
-            raise UserError("its process was ended; is the memory full?") from error
+            raise UserError("a process of the server's was ended; is the memory full?") from error
         finally:
             self.end()
             self.process.join()
@@ -86,14 +67,25 @@ class ProgressProcess:
         self.process.kill()
 
 
-def _start(target: Callable[..., None], *arguments: object) -> tuple[Connection, BaseProcess]:
-    """Start a child process that calls `target` with a pipe and the arguments; return the pipe's other end and it."""
-    context = multiprocessing.get_context("spawn")
-    receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(sending, *arguments), daemon=True)
-    process.start()
-    sending.close()
-    return receiving, process
+class IsolatedCall(Generic[T]):
+    """A call in a child process, started when the object is made."""
+
+    def __init__(self, function: Callable[..., T], *arguments: object) -> None:
+        """Begin. The function and its arguments can be pickled."""
+        self._process = ProgressProcess(_silent, function, *arguments)
+
+    def result(self) -> T:
+        """Wait for the function's return value.
+
+        Raises:
+            UserError: as the function does, or where its process has died, or takes longer than a day.
+        """
+        deque(self._process.progress(_DAY))
+        return cast(T, self._process.result)
+
+
+def _silent(tell: Callable[[object], None], function: Callable[..., T], *arguments: object) -> T:
+    return function(*arguments)
 
 
 def _tell(telling: Connection, nice: int, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
@@ -114,12 +106,3 @@ def _end_with(parent: BaseProcess) -> None:
     """End this process when its parent has ended, even if that was killed."""
     parent.join()
     os._exit(1)
-
-
-def _run(sending: Connection, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits: it ends this one
-    try:
-        answer = function(*arguments)
-    except Exception as error:
-        answer = error
-    sending.send(answer)

@@ -21,7 +21,7 @@ from ray import serve
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec.arrays import Array
 from retable.serve.deployments import maps
-from retable.serve.deployments.served import Served, together
+from retable.serve.deployments.served import Served, raised, together
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Json, Problem, Reply, kind_of, returns_problems, wrong
 from retable.tasks.weather.answer import NAME, NOT_NAMED
@@ -37,6 +37,8 @@ WAIT = 0.02
 """Seconds that the first request of a batch waits for others."""
 STARTS = {"npz": rb"PK\x03\x04", "hdf5": rb"\x89HDF\r\n\x1a\n"}
 """How files of images begin."""
+_ARRAYS = 1000
+"""Of an npz file, at most: listing one takes ten times its entry's bytes."""
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 _CHUNKS = 10_000
 """Chunks of an HDF5 data set, at most: each takes a kilobyte and HDF5's time, whether or not the file holds it."""
@@ -66,8 +68,13 @@ def images_of(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> A
 def _from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
     """Return the images in an npz file; its header is read before anything is made room for, and no pickles are."""
     try:
+        if body.count(b"PK\1\2") > _ARRAYS:
+            raise Problem(400, f"the npz file holds more than {_ARRAYS} arrays; send `{NAME}` alone")
         with zipfile.ZipFile(io.BytesIO(body)) as folder, folder.open(f"{NAME}.npy") as file:
-            if folder.getinfo(f"{NAME}.npy").file_size > limits.frames_bytes:
+            about = folder.getinfo(f"{NAME}.npy")
+            if about.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others inflate without a bound
+                raise Problem(400, "the npz file is packed otherwise than by deflate; np.savez_compressed writes that")
+            if about.file_size > limits.frames_bytes:
                 raise Problem(413, f"{NAME}: more than {limits.frames_bytes} bytes")
             if npy.read_magic(file) != (1, 0):
                 raise Problem(400, "the npz file is of an unknown version")
@@ -77,12 +84,11 @@ def _from_npz(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
             if kind.kind not in "fiu":
                 raise wrong(NAME, str(kind), "numbers")
             data = file.read(kind.itemsize * math.prod(shape) + 1)
-            array = np.frombuffer(data, kind).reshape(shape, order="F" if columns else "C")
+        return np.frombuffer(data, kind).reshape(shape, order="F" if columns else "C").astype(np.float32)
     except Problem:
         raise
     except Exception as error:  # zlib, zipfile and NumPy's reader of headers raise anything on broken bytes
         raise Problem(400, f"no npz file that holds an array `{NAME}`, or a broken one") from error
-    return array.astype(np.float32)
 
 
 def _check_chunks(data: h5py.Dataset, limits: Limits) -> None:
@@ -110,7 +116,7 @@ def _check_chunks(data: h5py.Dataset, limits: Limits) -> None:
                 raise wrong(f"chunks of {SATELLITE}", "one that inflates to more", f"{size} bytes")
 
 
-def _from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> Array:
+def _from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits) -> Array:
     """Return the images in a file of the competition's layout; it may hold no links to anywhere."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "images.h5"
@@ -124,7 +130,9 @@ def _from_hdf5(body: bytes, shape: tuple[int, ...], limits: Limits = LIMITS) -> 
                 return read_hdf5(data, slice(None)).astype(np.float32)
         except UserError as error:
             raise Problem(400, str(error).replace(str(path), "the file").partition("; download")[0]) from error
-        except (OSError, RuntimeError, zlib.error) as error:
+        except Problem:
+            raise
+        except Exception as error:  # h5py, zlib and what reads attributes raise anything on broken bytes
             raise Problem(400, "the HDF5 file is broken") from error
 
 
@@ -151,12 +159,13 @@ def _shape_of(forecaster: Exported) -> tuple[int, int, int, int]:
     return forecaster.config.inputs, len(CHANNELS), forecaster.size, forecaster.size
 
 
-def forecasts(works: Sequence[ForecastRequest]) -> list[Array]:
+def steps(works: Sequence[ForecastRequest]) -> Array:
+    """Return the steps of forecasts by one forecaster, of one region, uint8 (works, leads, S, S)."""
+    return works[0].forecaster.steps(np.stack([each.images for each in works]), works[0].region)
+
+
+def forecasts(works: Sequence[ForecastRequest]) -> list[Array | Exception]:
     """Return the steps of each forecast, uint8 (leads, S, S); those of one model and region go together."""
-
-    def steps(works: Sequence[ForecastRequest]) -> Array:
-        return works[0].forecaster.steps(np.stack([each.images for each in works]), works[0].region)
-
     return together(works, steps, lambda each: (id(each.forecaster), each.region))
 
 
@@ -211,9 +220,9 @@ def moment(time: str) -> np.datetime64 | None:
 class Forecasters(Served[Exported]):
     """Holds every forecaster that is served."""
 
-    async def probe(self, model: Exported) -> None:
+    def probe(self, model: Exported) -> None:
         """Forecast from images of zeros."""
-        await self.batch(ForecastRequest(model, model.config.regions[0], np.zeros(_shape_of(model), np.float32)))
+        steps([ForecastRequest(model, model.config.regions[0], np.zeros(_shape_of(model), np.float32))])
 
     @returns_problems
     async def forecast(self, sha256s: Sequence[str], body: bytes, region: str, options: Json) -> Reply:
@@ -224,7 +233,7 @@ class Forecasters(Served[Exported]):
         async def forecasts() -> tuple[list[Exported], list[Array]]:
             models = [await self.model(sha256) for sha256 in sha256s]
             works = await asyncio.to_thread(work, models, region, body)
-            return models, await asyncio.gather(*(self.batch(each) for each in works))
+            return models, [raised(each) for each in await asyncio.gather(*map(self.batch, works))]
 
         models, members = await self.line.run(forecasts)
         cautions = dict.fromkeys(str(model.about.get("data_caution", "")) for model in models)
@@ -239,6 +248,6 @@ class Forecasters(Served[Exported]):
         return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
-    async def batch(self, works: list[ForecastRequest]) -> list[Array]:
+    async def batch(self, works: list[ForecastRequest]) -> list[Array | Exception]:
         """Forecast together, in a thread, so that health checks are answered meanwhile."""
         return await asyncio.to_thread(forecasts, works)

@@ -4,8 +4,10 @@
 # when it is given them, and would take `request: Request`, were it a text that it cannot resolve under Serve's ingress,
 # for a query parameter. Each call would then be answered with 422.
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -31,6 +33,8 @@ _ROUTES = {"rl": rl, "style": style, "audio": audio, "weather": weather}
 """Task -> its routes; every other task has those of `answers`."""
 TRIES = 4
 """How often a deployment is asked whose replica died: every request can be answered twice without harm."""
+PAUSE = 1.0
+"""Seconds after which models that are new, and do not answer, are asked a second time; ever longer then."""
 
 
 @serve.ingress()
@@ -47,6 +51,8 @@ class Ingress:
     ) -> None:
         self.handles, self.limits, self.storage = handles, limits, storage
         self.metrics = Metrics()
+        self.models: dict[str, Sequence[Model]] = {}
+        """Those that are served, by task."""
         self.gate = SecurityMiddleware(
             routes_of([], self.ask, limits, storage), token, hosts, self.metrics.answered, limits
         )
@@ -55,11 +61,26 @@ class Ingress:
         """Return the application; Serve asks for it once the handles are here."""
         return self.gate
 
-    def reconfigure(self, config: Mapping[str, object]) -> None:
+    async def reconfigure(self, config: Mapping[str, object]) -> None:
         """Serve the models that Serve's `user_config` names; what was begun is answered by those that it asked for."""
-        models = models_of(config)
-        self.gate.app = routes_of(models, self.ask, self.limits, self.storage)
-        self.metrics.serve(models)
+        models = by_task(models_of(config))
+        self.models = {task: own for task, own in self.models.items() if task in models}
+        await asyncio.gather(*(self.renew(task, own) for task, own in models.items()))
+
+    async def renew(self, task: str, models: Sequence[Model]) -> None:
+        """Serve these models of a task once they answer; until then, and where they do not, those before."""
+        problem = None
+        for attempt in range(TRIES if task in self.models else 0):  # at the start nothing answers yet
+            if not (problem := await facts.unready(models, self.ask, self.limits.seconds)):
+                break
+            await asyncio.sleep(PAUSE * 2**attempt)
+        if problem:
+            logging.getLogger("ray.serve").error("%s: the models stay as they were: %s", task, problem.detail)
+            return
+        self.models[task] = models
+        served = list(chain.from_iterable(self.models.values()))
+        self.gate.app = routes_of(served, self.ask, self.limits, self.storage)
+        self.metrics.serve(served)
 
     async def drain(self, seconds: float) -> int:
         """Refuse new requests, and wait for the open ones; return how many are left."""

@@ -118,7 +118,7 @@ class SecurityMiddleware:
         if self.hosts and not {host, name, name.strip("[]")} & set(self.hosts):
             detail = "this server answers to localhost, 127.0.0.1, and names of `retable serve --allowed-host`"
             raise Problem(421, detail)
-        if self.token and path.startswith("/v1/"):
+        if self.token and path.startswith(("/v1/", "/openapi.json")):  # both tell what is served
             scheme, _, given = headers.get("authorization", "").partition(" ")
             digest = hashlib.sha256(given.strip().encode()).hexdigest()
             if not (hmac.compare_digest(digest, self.token) and scheme.lower() == "bearer"):  # in constant time

@@ -94,13 +94,16 @@ def send(path: Path, wanted: str, most: int, media: str) -> Reply:
 
     Args:
         path: where it lies.
-        wanted: the `Range` header; empty: all.
+        wanted: the `Range` header; empty, or of another unit than bytes: all.
         most: bytes that are sent at once.
         media: its type.
 
     Raises:
         Problem: 404 where it is gone, and as `span`.
     """
+    wanted = wanted.strip().lower()
+    if not wanted.startswith("bytes="):
+        wanted = ""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -116,7 +119,7 @@ def send(path: Path, wanted: str, most: int, media: str) -> Reply:
 
 
 def span(wanted: str, size: int, most: int) -> tuple[int, int]:
-    """Return the bytes [start, stop) of a `Range` header, at most `most`; all without a header.
+    """Return the bytes [start, stop) of a range in bytes, `bytes=FIRST-LAST`, at most `most`; all without one.
 
     Raises:
         Problem: 416 where there are no such bytes, 413 where all are more than is sent at once.
@@ -125,7 +128,7 @@ def span(wanted: str, size: int, most: int) -> tuple[int, int]:
         if size > most:
             raise Problem(413, f"the file has {size} bytes; ask for a range of at most {most}")
         return 0, size
-    named = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", wanted.strip(), re.ASCII)
+    named = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", wanted, re.ASCII)
     if not named or not (named[1] or named[2]):
         raise Problem(416, "one range of bytes can be asked for: bytes=FIRST-LAST")
     start = int(named[1]) if named[1] else max(0, size - int(named[2]))

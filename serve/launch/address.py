@@ -84,10 +84,12 @@ def check_name(name: str) -> None:
 def read_token(host: str, file: str) -> str:
     """Return the token: of RETABLE_TOKEN or a file that is its owner's alone; none is needed on a loopback address.
 
+    The variable is taken away: what is started from here on, Ray's processes above all, inherits no token.
+
     Raises:
         UserError: where one is needed and there is none, it is short, or others can read the file.
     """
-    token, where = os.environ.get("RETABLE_TOKEN", ""), "RETABLE_TOKEN"
+    token, where = os.environ.pop("RETABLE_TOKEN", ""), "RETABLE_TOKEN"
     if file:
         path, where = Path(file).expanduser(), file
         try:

@@ -130,5 +130,6 @@ def choose(models: Sequence[Model], name: str, variant: str, what: str) -> Model
         raise Problem(404, f"no {what} {name!r} is served{nearest(name, {model.name for model in models})}")
     matches = [model for model in named if not variant or variant in (model.variant, model.sha256)]
     if not matches:
-        raise Problem(404, f"no model {variant!r} of {name}{nearest(variant, {model.variant for model in named})}")
+        hint = nearest(variant, filter(None, {model.variant for model in named})) or "; leave out model"
+        raise Problem(404, f"no model {variant!r} of {name}{hint}")
     return matches[0]

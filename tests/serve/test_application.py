@@ -481,5 +481,5 @@ def test_what_runs_apart_gives_its_result_or_its_mistake():
     assert subprocess_call.IsolatedCall(sorted, [2, 1]).result() == [1, 2]
     with pytest.raises(UserError, match="no such run"):
         subprocess_call.IsolatedCall(refuse, "no such run").result()
-    with pytest.raises(UserError, match="has died"):
+    with pytest.raises(UserError, match="a process of the server's was ended"):
         subprocess_call.IsolatedCall(os._exit, 1).result()

@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import socket
 import tempfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from pyarrow import fs
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
-from retable.serve.deployments import recordings
+from retable.serve.deployments import audio, recordings
 from retable.serve.deployments.audio import AudioIndex, Retrieval
 from retable.serve.deployments.recordings import STARTS, shown, take_in
 from retable.serve.ingress.limits import LIMITS, Limits
@@ -129,12 +130,44 @@ def test_an_index_that_was_made_anew_with_another_model_is_a_503(index, tmp_path
             request()
         assert caught.value.status == 503 and "Retry-After" not in caught.value.headers
     replica = Retrieval(storage, "audio", "", 1, 1.0)
+    replica.models = {"a": shelf}
+    assert asyncio.run(replica.ready(["a"])).status == 503, "readiness says it too"
 
-    async def batch(words):
-        return shelf, None
+
+def test_words_and_recordings_go_to_the_model_that_the_answer_names(tmp_path):
+    """After a swap a replica may hold two, each with an index of its own."""
+    shelves = {}
+    for place in "ab":
+        record(tmp_path / place / f"{place}.wav", tone("low"))
+        update(tmp_path / place, tmp_path / f"index-{place}", Toy(place * 64))
+        shelves[place] = AudioIndex(Toy(place * 64), tmp_path / f"index-{place}")
+    storage = Storage.open(tmp_path / "results")
+    replica = Retrieval(storage, "audio", "", 1, 1.0)
+    replica.models = shelves
+
+    async def batch(work):
+        return audio.vectors([work])[0]
 
     replica.batch = batch
-    assert asyncio.run(replica.ready(["a"])).status == 503, "readiness says it too"
+
+    def found(digest):
+        return {hit["file"] for hit in json.loads(asyncio.run(replica.search(digest, "low", 9)).body)["hits"]}
+
+    assert (found("a"), found("b")) == ({"a.wav"}, {"b.wav"})
+    added = json.loads(asyncio.run(replica.add("b", sound("high"), "high.wav")).body)
+    assert (found("a"), found("b")) == ({"a.wav"}, {"b.wav", "high.wav"})
+    assert asyncio.run(replica.recording("b", added["id"], "")).body == sound("high")
+    assert asyncio.run(replica.recording("a", added["id"], "")).status == 404
+    assert asyncio.run(replica.ready(["a", "b"])).status == 200
+    assert asyncio.run(replica.ready(["a", "c"])).status == 503, "one that is not there answers nothing"
+
+
+def test_a_batch_of_words_is_embedded_by_model():
+    def model(name):
+        return SimpleNamespace(embedder=SimpleNamespace(words=lambda words: [name + word for word in words]))
+
+    first, second = model("a"), model("b")
+    assert audio.vectors([(first, "x"), (second, "x"), (first, "y")]) == ["ax", "bx", "ay"]
 
 
 def test_where_the_storage_is_a_bucket_the_recordings_of_the_task_are_searched_and_none_is_kept(tmp_path, monkeypatch):
@@ -160,14 +193,16 @@ def test_a_name_tells_nothing_of_where_a_recording_lies(tmp_path):
 
 
 def test_the_route_reads_no_more_than_it_takes():
-    async def echo(task, method, body, name):
-        return Reply(json.dumps([task, method, len(body), name]).encode(), "application/json", 201)
+    async def echo(task, method, sha256, body, name):
+        return Reply(json.dumps([task, method, sha256[:1], len(body), name]).encode(), "application/json", 201)
 
     served = [models.Model(task="audio", name="audio", sha256="a" * 64)]
     built = made(models=served, ask=echo, limits=Limits(sound_bytes=2000))
     status, headers, body = ask(built, "POST", "/v1/audio?name=a%20dog", b"x" * 1500)
-    assert (status, json.loads(body)) == (201, ["audio", "add", 1500, "a dog"])
+    assert (status, json.loads(body)) == (201, ["audio", "add", "a", 1500, "a dog"])
     assert headers["x-retable-model"] == "audio/audio"
+    for path in ("/v1/audio?q=abc", "/v1/audio/abc"):
+        assert json.loads(ask(built, "GET", path)[2])[2] == "a"
     assert problem(ask(built, "POST", "/v1/audio", b"x" * 2001))[0] == 413
 
 

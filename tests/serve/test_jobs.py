@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import av
 import numpy as np
@@ -130,6 +132,46 @@ def test_the_same_id_twice_is_one_job(desk):
     id = create(at)
     reach(at, id, "done")
     assert at.create(id, CLIP, ORDER)["state"] == "done" and len(at.jobs) == 1
+
+
+def test_the_same_id_again_while_its_video_arrives_waits_for_it_and_is_one_job(desk, monkeypatch):
+    """As the ingress asks again where the answer was lost; the second one took away the folder of the first."""
+    at, looking, go = desk(), threading.Event(), threading.Event()
+
+    class Look(jobs.ProgressProcess):
+        def __init__(self, *given, **named):
+            looking.set()
+            go.wait(20)
+            super().__init__(*given, **named)
+
+    id = secrets.token_urlsafe(16)
+    with monkeypatch.context() as patched, ThreadPoolExecutor(2) as pool:
+        patched.setattr(jobs, "ProgressProcess", Look)
+        first = pool.submit(at.create, id, CLIP, ORDER)
+        looking.wait(20)
+        second = pool.submit(at.create, id, CLIP, ORDER)
+        time.sleep(0.3)
+        waited = not second.done()
+        go.set()
+        assert first.result()["id"] == second.result()["id"] == id and waited
+    reach(at, id, "done")
+    assert list(at.jobs) == [id]
+
+
+def test_the_same_id_again_is_refused_as_the_first_was(desk, monkeypatch):
+    at, id = desk(), secrets.token_urlsafe(16)
+    with ThreadPoolExecutor(2) as pool:
+        refused = [each.exception() for each in [pool.submit(at.create, id, CLIP[:200], ORDER) for _ in range(2)]]
+    assert [each.status for each in refused] == [400, 400] and os.listdir(at.folder) == [".lock"] and not at.arriving
+
+
+def test_a_folder_that_another_call_has_made_is_left_alone(desk):
+    at, id = desk(), secrets.token_urlsafe(16)
+    (at.folder / id).mkdir()
+    (at.folder / id / "sent.mp4").write_bytes(b"another's")
+    with pytest.raises(Problem) as caught:
+        at.create(id, CLIP, ORDER)
+    assert caught.value.status == 507 and left(at, id) == ["sent.mp4"]
 
 
 def test_what_runs_is_cancelled_and_leaves_no_file(desk):
@@ -256,7 +298,7 @@ def test_a_process_that_is_killed_is_a_job_that_failed(desk):
     while not at.status(id)["frames"]:
         time.sleep(0.01)
     os.kill(at.running.process.pid, signal.SIGKILL)
-    assert "its process was ended" in reach(at, id, "failed")["detail"] and left(at, id) == ["state.json"]
+    assert "a process of the server's was ended" in reach(at, id, "failed")["detail"] and left(at, id) == ["state.json"]
 
 
 def test_a_job_that_takes_too_long_is_ended(desk):

@@ -5,14 +5,16 @@ import json
 import threading
 import time
 from fnmatch import fnmatch
+from types import SimpleNamespace
 
 import pytest
 
 from retable.serve.deployments.served import Line
+from retable.serve.ingress import app
 from retable.serve.ingress.limits import Limits
 from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch import address
-from retable.serve.launch.models import Model
+from retable.serve.launch.models import Model, config_of
 from tests.serve import web
 from tests.serve.test_parts import MODELS, TOKEN, ask, made, problem
 
@@ -207,6 +209,9 @@ def test_it_is_ready_while_every_model_answers_and_asks_them_now_and_then():
     async def refuse():
         raise Problem(503, "all places are taken")
 
+    async def break_down():
+        raise RuntimeError("/secret/path")
+
     async def answer(task, method, digests):
         asked.append((task, method, digests))
         return await says[task] if asyncio.iscoroutine(says[task]) else says[task]
@@ -232,6 +237,41 @@ def test_it_is_ready_while_every_model_answers_and_asks_them_now_and_then():
     assert asyncio.run(probe(2)) == [503] * 2 and len(asked) == 6
     says["style"] = asyncio.sleep(FOREVER)
     assert asyncio.run(probe(1, ready_seconds=0.1)) == [503]
+    says["style"] = break_down()  # as where a replica raises what is no refusal
+    assert asyncio.run(probe(2)) == [503] * 2 and len(asked) == 8
+
+
+def test_other_models_of_a_task_are_served_once_they_answer_and_until_then_those_before(monkeypatch):
+    """One that could not be loaded was asked for by each request, and each was a fault."""
+    asked, says = [], {}
+    monkeypatch.setattr(app, "Metrics", lambda: SimpleNamespace(answered=None, serve=lambda models: None))
+    monkeypatch.setattr(app, "PAUSE", 0.01)
+
+    class Ingress(app.Ingress.__mro__[1]):  # without Serve's part, which needs a replica
+        async def ask(self, task, method, digests):
+            asked.append((task, method, digests))
+            answer = says.get(digests[0], [Reply(b"", "text/plain")])
+            if isinstance(found := answer.pop(0) if len(answer) > 1 else answer[0], Exception):
+                raise found
+            return found
+
+    ingress = Ingress({}, "", (), Limits())
+
+    def swap(**digests):
+        made = [Model(task=task, name="toy", sha256=digest) for task, digest in digests.items()]
+        asyncio.run(ingress.reconfigure(config_of(made)))
+        shown = json.loads(ask(ingress.gate.app, "GET", "/v1/models")[2])
+        return {model["task"]: model["sha256"] for model in shown}
+
+    assert swap(style="a", rl="b") == {"style": "a", "rl": "b"} and not asked  # at the start nothing answers yet
+    for fault in (RuntimeError("no such file"), Problem(503, "it cannot be loaded")):
+        says["c"] = [fault]
+        assert swap(style="c", rl="d") == {"style": "a", "rl": "d"}
+    assert ("rl", "ready", ["d"]) in asked
+    busy = Problem(503, "all places are taken", wait=1)
+    says["c"] = [busy, busy, Reply(b"", "text/plain")]
+    assert swap(style="c", rl="d") == {"style": "c", "rl": "d"}
+    assert swap(rl="d") == {"rl": "d"}
 
 
 def test_below_a_prefix_the_token_is_asked_for_and_places_are_right():

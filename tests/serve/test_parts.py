@@ -5,12 +5,15 @@ import hashlib
 import http.client
 import io
 import json
+import os
 import re
 import socket
 import ssl
 import struct
 import threading
 import time
+import tracemalloc
+import zipfile
 import zlib
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -28,7 +31,7 @@ from retable.serve.client import Answer, Client, ServeError
 from retable.serve.deployments import answers, audio, rl, served, style, weather
 from retable.serve.ingress import app, middleware
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.replies import Problem, Reply, plain_line, span, wrong
+from retable.serve.ingress.replies import Problem, Reply, plain_line, send, span, wrong
 from retable.serve.launch import address, choice, models, server
 from tests.serve import toys
 
@@ -94,7 +97,7 @@ def test_an_answer_says_which_model_made_it_and_what_browsers_may_do():
     ("method", "path", "body", "wanted"),
     [
         ("POST", "/v1/style/great_wafe", b"x", (404, "no style 'great_wafe' is served; did you mean 'great_wave'?")),
-        ("POST", "/v1/style/great_wave?model=x", b"x", (404, "no model 'x' of great_wave")),
+        ("POST", "/v1/style/great_wave?model=x", b"x", (404, "no model 'x' of great_wave; leave out model")),
         ("POST", "/v1/style/great_wave", b"bad", (400, "no picture")),
         ("POST", "/v1/style/great_wave?size=-1", b"x", (422, "size: got '-1'")),
         ("POST", "/v1/style/great_wave?strength=nan", b"x", (422, "strength: got 'nan'")),
@@ -124,9 +127,10 @@ def test_bodies_that_are_too_much_together_are_told_to_come_again():
     ("given", "status"),
     [(f"Bearer {TOKEN}", 200), (f"bearer  {TOKEN}", 200), (f"Basic {TOKEN}", 401), ("Bearer ", 401), ("", 401)],
 )
-def test_the_token_is_asked_for_below_v1_alone(given, status):
+def test_the_token_is_asked_for_where_it_is_told_what_is_served_and_nowhere_else(given, status):
     header = (b"authorization", given.encode())
-    assert ask(made(TOKEN), "GET", "/v1/limits", headers=[header])[0] == status
+    for path in ("/v1/limits", "/openapi.json"):  # the document lists the names of models
+        assert ask(made(TOKEN), "GET", path, headers=[header])[0] == status
     assert ask(made(TOKEN), "GET", "/", headers=[header])[0] == 200
 
 
@@ -181,10 +185,14 @@ BAD = {
     "seed: got True": (b'{"observations": [[0, 0, 0, 0]], "seed": true}', 422),
     "path: got a field": (b'{"observations": [[0, 0, 0, 0]], "path": "/etc"}', 422),
     "shape (1, 3), wanted numbers of shape (rows, 4)": (b'{"observations": [[0, 0, 0]]}', 422),
-    "got shape (0,)": (b'{"observations": []}', 422),
+    "got 0 rows": (b'{"observations": []}', 422),
+    "no rows of numbers": (b'{"observations": 3}', 422),
+    "no rows of numbers ": (b'{"observations": [0, 0, 0, 0]}', 422),
     "different lengths": (b'{"observations": [[0, 0, 0, 0], [0]]}', 422),
     "else than numbers": (b'{"observations": [["a", 0, 0, 0]]}', 422),
-    "than numbers": (b'{"observations": [[1' + b"0" * 400 + b", 0, 0, 0]]}", 422),
+    "not finite in float32": (b'{"observations": [[1' + b"0" * 400 + b", 0, 0, 0]]}", 422),
+    "than numbers": (b'{"observations": [[true, 0, 0, 0]]}', 422),
+    "than numbers ": (b'{"observations": [[[0], 0, 0, 0]]}', 422),
     "not finite": (b'{"observations": [[NaN, 0, 0, 0]]}', 422),
     "not finite in": (b'{"observations": [[1e200, 0, 0, 0]]}', 422),
     "300 rows": (json.dumps({"observations": [[0] * 4] * 300}).encode(), 422),
@@ -198,6 +206,31 @@ def test_observations_are_checked_before_they_join_a_batch(why):
     assert caught.value.status == BAD[why][1] and why.strip() in caught.value.detail
 
 
+def test_one_long_word_among_observations_takes_no_more_memory_than_the_body():
+    """NumPy gives each number as many letters."""
+    body = json.dumps({"observations": [["x" * 100_000, 0, 0, 0], *[[0.0] * 4] * 250]}).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(Problem, match="else than numbers"):
+            rl.question(POLICY, body)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
+def test_observations_are_read_beside_the_event_loop(storage, monkeypatch):
+    read = []
+    replica = rl.Policies(storage, "rl", 1, 1.0)
+
+    def question(policy, body):
+        read.append(threading.current_thread())
+        raise Problem(400, "the body is no JSON")
+
+    monkeypatch.setattr(rl, "question", question)
+    replica.models = {"a": POLICY}
+    assert asyncio.run(replica.act("a", b"")).status == 400 and threading.main_thread() not in read
+
+
 def test_the_batch_changes_no_action(monkeypatch):
     others = [POLICY, toys.policy(seed=1), toys.policy(seed=2, policy="bc")]
     draw = np.random.default_rng(0)
@@ -205,10 +238,10 @@ def test_the_batch_changes_no_action(monkeypatch):
     for place in range(30):
         rows = draw.normal(size=(int(draw.integers(1, 40)), 4)).tolist()
         asked.append(rl.question(others[place % 3], json.dumps({"observations": rows, "seed": place}).encode()))
-    shares, act = [], rl._actions
-    monkeypatch.setattr(rl, "_actions", lambda some: shares.append(some) or act(some))
+    shares, act = [], rl.actions
+    monkeypatch.setattr(rl, "actions", lambda some: shares.append(some) or act(some))
     together = rl.answers(asked)
-    monkeypatch.setattr(rl, "_actions", act)
+    monkeypatch.setattr(rl, "actions", act)
     for question, found in zip(asked, together, strict=True):
         assert found.shape == (len(question.observations), 1)
         assert np.abs(found - rl.answers([question])[0]).max() <= 1e-5
@@ -281,6 +314,27 @@ def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch):
 def test_every_kind_of_picture_is_read():
     for kind in style.KINDS:
         assert style.decode(picture(kind=kind), 20).pixels.shape == (15, 20, 3)
+
+
+@pytest.mark.filterwarnings("ignore:IM image format is deprecated")
+def test_a_picture_is_read_by_the_decoder_that_its_header_was_checked_by():
+    """A TIFF of 4 x 4 pixels, which is an IM file of 36 million as well: that decoder was asked first."""
+    text = b":x\nImage type: Greyscale image\nImage size (x*y): 6000*6000\n\x1a"
+    at = 8 + len(text)
+    tags = {256: 4, 257: 4, 258: 8, 259: 1, 262: 1, 273: at, 277: 1, 278: 4, 279: 16}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    body = struct.pack("<2sHI", b"II", 42, at + 16) + text + bytes(16) + struct.pack("<H", len(tags)) + entries
+    body += bytes(4)
+    assert style.decode(body, 0).pixels.shape == (4, 4, 3)
+
+
+def test_the_token_is_taken_out_of_the_environment_which_replicas_inherit(tmp_path, monkeypatch):
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    for given in ("", str(file)):
+        monkeypatch.setenv("RETABLE_TOKEN", TOKEN)
+        assert address.read_token("0.0.0.0", given) == TOKEN and "RETABLE_TOKEN" not in os.environ
 
 
 def test_a_token_is_wanted_where_others_can_ask(tmp_path, monkeypatch):
@@ -447,6 +501,37 @@ def test_a_server_that_cannot_be_reached_is_no_answer_whatever_the_network_says(
     assert len(asked) == tries
 
 
+@pytest.mark.parametrize(
+    "url", ["host:8000", "localhost", "//host", "ftp://host", "http://", "http:host", "http:///v1", ""]
+)
+def test_an_address_without_scheme_or_host_is_refused_before_a_token_is_sent_elsewhere(url):
+    """To port 80 of this machine, where anybody may listen."""
+    with pytest.raises(ValueError, match="write http://HOST:PORT"):
+        Client(url, token=TOKEN)
+    for good in ("http://host:8000", "HTTPS://host/other", "http://[::1]:8000"):
+        assert Client(good).url == good
+
+
+@pytest.mark.parametrize("size", [1, 100, 101, 250])
+def test_a_recording_or_a_video_is_fetched_in_as_many_answers_as_it_takes(size, tmp_path):
+    content, path = bytes(range(256))[:size], tmp_path / "file"
+    path.write_bytes(content)
+
+    class Served(Client):
+        def _once(self, method, target, body, headers):
+            asked.append(target)
+            try:
+                reply = send(path, headers.get("Range", ""), 100, "audio/wav")
+            except Problem as problem:
+                reply = problem.reply()
+            return Answer(reply.status, reply.body, {name.lower(): value for name, value in reply.headers})
+
+    for fetch, where in ((Client.recording, "/v1/audio/ab"), (Client.file, "/v1/jobs/ab/file")):
+        asked: list[str] = []
+        assert fetch(Served(), "ab") == content
+        assert asked == [where] * -(-size // 100)
+
+
 def test_the_client_says_why(monkeypatch):
     class Refusing(Client):
         def _once(self, *arguments):
@@ -486,6 +571,32 @@ def test_a_range_of_a_recording(wanted, found):
         assert caught.value.status == 416
     else:
         assert span(wanted, 100, 50 if wanted else 100) == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "sent"),
+    [
+        ("", 200, b"0123456789"),
+        ("items=0-5", 200, b"0123456789"),
+        ("5-7", 200, b"0123456789"),
+        ("bytes=5-7", 206, b"567"),
+        (" Bytes=5-7 ", 206, b"567"),
+        ("BYTES=-1", 206, b"9"),
+    ],
+)
+def test_a_range_of_another_unit_is_none_and_units_have_no_case(tmp_path, wanted, status, sent):
+    """RFC 9110, section 14.2."""
+    (tmp_path / "file").write_bytes(b"0123456789")
+    reply = send(tmp_path / "file", wanted, 10, "audio/wav")
+    assert (reply.status, reply.body, "Content-Range" in dict(reply.headers)) == (status, sent, status == 206)
+
+
+def test_a_variant_that_is_not_there_is_told_of_those_that_are():
+    some = [models.Model(task="rl", name="Hopper", variant=each, sha256="a" * 64) for each in ("", "dense", "snip-95")]
+    for there, hint in ((some[:1], "; leave out model"), (some, "; valid: dense, snip-95")):
+        with pytest.raises(Problem) as refused:
+            models.choose(there, "Hopper", "x", "policy")
+        assert (refused.value.status, refused.value.detail) == (404, f"no model 'x' of Hopper{hint}")
 
 
 def test_a_long_recording_is_sent_in_ranges_alone():
@@ -539,6 +650,30 @@ def test_what_is_no_images_is_refused(body, status, why):
     assert caught.value.status == status and why in caught.value.detail and "/" not in caught.value.detail
 
 
+@pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_packings_that_inflate_without_a_bound_are_refused_before_they_are_read(packing, monkeypatch):
+    """A kilobyte of them took gigabytes."""
+    stream, plain = io.BytesIO(), io.BytesIO()
+    np.save(plain, np.zeros(SHAPE))
+    with zipfile.ZipFile(stream, "w", packing) as folder:
+        folder.writestr("images.npy", plain.getvalue())
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", None)
+    with pytest.raises(Problem, match="deflate") as caught:
+        weather.images_of(stream.getvalue(), SHAPE)
+    assert caught.value.status == 400
+
+
+def test_a_zip_of_very_many_files_is_refused_before_they_are_listed(monkeypatch):
+    """Each takes ten times its bytes in memory."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as folder:
+        for place in range(1001):
+            folder.writestr(str(place), b"")
+    monkeypatch.setattr(zipfile, "ZipFile", None)
+    with pytest.raises(Problem, match="more than 1000 arrays"):
+        weather.images_of(stream.getvalue(), SHAPE)
+
+
 def hdf5(bomb=0, **options):
     """Return a file of zeros whose one data set is stored as the options say; `bomb`: MB that a chunk inflates to."""
     stream = io.BytesIO()
@@ -551,6 +686,26 @@ def hdf5(bomb=0, **options):
         elif "chunks" not in options:
             data[:] = 0
     return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"scale_factor": np.zeros(0)},
+        {"scale_factor": h5py.Empty("f4")},
+        {"add_offset": "warm"},
+        {"scale_factor": np.zeros((), np.dtype([("a", "f4")]))},
+        {"scale_factor": 2.0, "_FillValue": np.zeros(0)},
+    ],
+)
+def test_attributes_of_images_that_are_no_numbers_are_a_broken_file(attributes):
+    stream = io.BytesIO()
+    with h5py.File(stream, "w") as file:
+        data = file.create_dataset("REFL-BT", SHAPE, "f4", data=np.zeros(SHAPE))
+        data.attrs.update(attributes)
+    with pytest.raises(Problem, match="the HDF5 file is broken") as caught:
+        weather.images_of(stream.getvalue(), SHAPE)
+    assert caught.value.status == 400
 
 
 FREE = (None,) * 4
@@ -670,30 +825,36 @@ def test_the_openapi_document_says_what_is_answered_and_what_a_problem_is():
     methods = [method for path in said["paths"].values() for method in path.values()]
     schemas = [each["schema"] for method in methods for each in method.get("parameters", ())]
     assert all(each.get("default") in (None, *each["enum"]) for each in schemas if "enum" in each)
-    assert "image/png" in str(said["paths"]["/v1/style/{style}"])
+    pictures = said["paths"]["/v1/style/{style}"]["post"]["requestBody"]["content"]
+    assert set(pictures) == {f"image/{kind.lower()}" for kind in style.KINDS}
 
 
 @pytest.mark.parametrize(
-    ("module", "of", "answer"),
-    [
-        (rl, rl.Policies, rl.answers),
-        (style, style.Styles, style.paint),
-        (weather, weather.Forecasters, weather.forecasts),
-    ],
+    ("module", "of", "compute"),
+    [(rl, rl.Policies, "actions"), (style, style.Styles, "painted"), (weather, weather.Forecasters, "steps")],
 )
-def test_what_asks_whether_a_model_answers_is_a_question_that_it_can_answer(module, of, answer):
+def test_a_model_is_asked_whether_it_answers_what_it_can_answer_and_past_all_batches(module, of, compute, monkeypatch):
     task = module.__name__.rpartition(".")[2]
     name = sorted(zoo.zoo(task))[0]
     replica, asked = of.__new__(of), []
-    replica.task = task
-    replica.models = {"a": replica.load(zoo.read(task, name), name)}
+    replica.task, replica.models = task, {}
+    replica.models["a"] = replica.load(zoo.read(task, name), name)
+
+    def counting(some):
+        asked.append(len(some))
+        return answers(some)
 
     async def batch(one):
-        asked.append(one)
-        return answer([one])[0]
+        await asyncio.sleep(3600)  # there is always one more that was there before
 
+    answers = getattr(module, compute)
+    monkeypatch.setattr(module, compute, counting)
     replica.batch = batch
-    assert asyncio.run(replica.ready(["a"])).status == 200 and len(asked) == 1
+
+    async def ready():
+        return await asyncio.wait_for(replica.ready(["a"]), 60)
+
+    assert asyncio.run(ready()).status == 200 and asked == [1]
 
 
 @pytest.mark.parametrize(
@@ -707,10 +868,7 @@ def test_readiness_during_a_swap_loads_nothing_twice_and_leaves_the_event_loop_f
         def load(self, data, name):
             loading.append(threading.current_thread())
             time.sleep(0.5)
-            return SimpleNamespace(refresh=lambda: None)
-
-        async def batch(self, words):
-            return self.any(), None
+            return SimpleNamespace(refresh=lambda: None, embedder=SimpleNamespace(words=lambda words: None))
 
     async def tick():
         while True:
@@ -754,6 +912,18 @@ def test_a_replica_holds_the_models_that_are_served_and_finds_others_while_it_is
     asyncio.run(swaps())
 
 
+@pytest.mark.parametrize("fault", ["gone", "broken"])
+def test_a_model_that_cannot_be_loaded_is_told_as_such_and_is_no_fault(storage, fault):
+    kept = models.keep(b"no policy" if fault == "broken" else b"x", storage, task="rl", name="Toy")
+    if fault == "gone":
+        storage.remove(export.place_of("rl", kept.sha256))
+    replica = rl.Policies(storage, "rl", 1, 1.0)
+    for asked in (replica.ready, lambda digests: replica.act(digests[0], b""), lambda of: replica.episode(of[0], 0, 1)):
+        found = asyncio.run(asked([kept.sha256]))
+        assert isinstance(found, Problem) and found.status == 503 and found.headers["Retry-After"]
+        assert "it cannot be loaded" in found.detail and "/" not in found.detail
+
+
 @pytest.mark.parametrize(
     ("kind", "count", "value"), [(2, 2, b"A\0\0\0"), (7, 2, b"AB\0\0"), (9, 1, struct.pack("<i", -5))]
 )
@@ -770,20 +940,133 @@ def test_lengths_of_tiles_that_are_no_lengths_are_refused(kind, count, value):
     assert refused.value.status == 400
 
 
-@pytest.mark.parametrize("where", ["before", "in a batch"])
-def test_a_photograph_that_does_not_fit_into_memory_fails_alone_and_says_so(where):
-    replica, batches = style.Styles.__new__(style.Styles), []
+class Toy:
+    """A style that inverts, waits where a picture is large, and has no memory for one of some width."""
+
+    def __init__(self, over=None, width=0, error=None):
+        self.over, self.width, self.error = over, width, error
+
+    def __call__(self, pictures, report):
+        if pictures[0].shape[1] == self.width:
+            raise self.error
+        if self.over and pictures[0].size > 3 * style.BATCH_PIXELS:
+            self.over.wait(20)
+        return [SimpleNamespace(pixels=255 - pixels) for pixels in pictures]
+
+
+def styles(storage, toy, wait=20.0):
+    """Return a replica that holds a style `a`, and batches what comes within a moment as Serve does."""
+    replica, turn, waiting = style.Styles(storage, "style", 8, wait), asyncio.Lock(), []
+    replica.models = {"a": toy}
 
     async def batch(work):
-        batches.append(work)
-        raise UserError("256 x 256 pixels need 9 GB, and 1 GB are free")
+        waiting.append((work, answer := asyncio.get_running_loop().create_future()))
+        await asyncio.sleep(0.05)
+        async with turn:
+            works, answers = zip(*waiting, strict=True) if waiting else ((), ())
+            waiting.clear()
+            try:
+                for each, made in zip(answers, await asyncio.to_thread(style.paint, works), strict=True):
+                    each.set_result(made)
+            except Exception as error:
+                for each in answers:
+                    each.set_exception(error)
+        return await answer
 
-    def check_memory(height, width):
-        if where == "before":
-            raise UserError(f"{height} x {width} pixels need 9 GB, and 1 GB are free")
+    replica.batch = batch
+    return replica
 
-    model = SimpleNamespace(check_memory=check_memory)
-    replica.batch, replica.line, replica.models = batch, served.Line(1, 1.0), {"a": model}
-    found = asyncio.run(replica.stylise("a", picture(), 0, 1.0, False, "png"))
-    assert isinstance(found, Problem) and found.status == 503 and "ask for a smaller size" in found.detail
-    assert len(batches) == (where == "in a batch")
+
+def test_a_large_picture_is_painted_alone_and_neither_small_ones_nor_readiness_wait_for_it(storage, monkeypatch):
+    """One of 12 million takes a minute: a batch answers when all of it is painted, and readiness waited there, too."""
+    monkeypatch.setattr(style, "BATCH_PIXELS", 5000)
+    over = threading.Event()
+
+    async def crowd():
+        replica = styles(storage, Toy(over), wait=0.5)
+
+        def paint(width, height):
+            return replica.stylise("a", picture(width, height), 0, 1.0, False, "png")
+
+        large = asyncio.create_task(paint(80, 80))
+        await asyncio.sleep(0.2)
+        try:
+            async with asyncio.timeout(10):
+                small = await asyncio.gather(*(paint(40, 30 + place) for place in range(8)))
+                ready = await replica.ready(["a"])
+                others = await asyncio.gather(*(paint(80, 81) for place in range(8)), paint(30, 40))
+            assert not large.done()
+        finally:
+            over.set()
+        return [*small, ready, await large], others
+
+    answered, others = asyncio.run(crowd())
+    assert [reply.status for reply in answered] == [200] * 10 and others[-1].status == 200
+    for refused in others[:-1]:  # they have waited for the one that is painted
+        assert (refused.status, refused.headers) == (503, {"Retry-After": "1"}) and "try again" in refused.detail
+
+
+def test_how_large_a_picture_is_painted_decides_and_not_how_large_it_is(storage, monkeypatch):
+    monkeypatch.setattr(style, "BATCH_PIXELS", 2400)
+    replica, batched = styles(storage, Toy()), []
+
+    async def batch(work):
+        batched.append(work.pixels.shape)
+        return style.paint([work])[0]
+
+    replica.batch = batch
+    for width, height, size in ((80, 60, 40), (40, 30, 80), (80, 60, 0), (40, 30, 0)):
+        body = picture(width, height)
+        assert asyncio.run(replica.stylise("a", body, size, 1.0, False, "png")).status == 200
+    assert batched == [(30, 40, 3), (30, 40, 3)]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "why"),
+    [
+        (UserError("48 x 30 pixels need 9 GB of memory, 1 GB are free"), 503, "48 x 30 pixels need 9 GB"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 503, "more memory is needed"),
+        (MemoryError(), 503, "more memory is needed"),
+        (RuntimeError("a fault"), 500, ""),
+    ],
+)
+def test_a_photograph_that_does_not_fit_into_memory_fails_alone_and_says_so(storage, error, status, why):
+    async def crowd():
+        replica = styles(storage, Toy(width=48, error=error))
+        pictures = [picture(width) for width in (40, 48, 41, 40)]
+        return await asyncio.gather(
+            *(replica.stylise("a", body, 0, 1.0, False, "png") for body in pictures), return_exceptions=True
+        )
+
+    first, failed, *others = asyncio.run(crowd())
+    assert [reply.status for reply in (first, *others)] == [200] * 3
+    if status == 500:
+        assert failed is error  # Serve logs it, and the ingress says so
+    else:
+        assert isinstance(failed, Problem) and failed.status == 503 and failed.headers["Retry-After"]
+        assert why in failed.detail and "ask for a smaller size" in failed.detail
+
+
+def test_what_fails_in_a_batch_fails_alone():
+    def answer(some):
+        if "bad" in some:
+            raise ValueError(some)
+        return [word.upper() for word in some]
+
+    bad, *found = served.together(["bad", "a", "b", "a"], answer, lambda word: word)
+    assert isinstance(bad, ValueError) and found == ["A", "B", "A"]
+
+
+@pytest.mark.parametrize("task", ["rl", "weather"])
+def test_an_error_that_a_batch_gives_in_the_place_of_an_answer_is_raised(task, storage, monkeypatch):
+    replica = (rl.Policies if task == "rl" else weather.Forecasters)(storage, task, 1, 1.0)
+    replica.models = {"a": POLICY}
+    monkeypatch.setattr(weather, "work", lambda *given: ["work"])
+
+    async def batch(request):
+        return ZeroDivisionError()
+
+    replica.batch = batch
+    asked = replica.act("a", rl.small(POLICY)) if task == "rl" else replica.forecast(["a"], b"", "", {})
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(asked)

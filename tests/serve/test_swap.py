@@ -99,10 +99,16 @@ def test_a_swap_under_load_drops_nothing_and_starts_no_replica_again(server):
 def test_a_swap_to_what_is_not_there_leaves_replicas_as_they_are(server):
     client, made, swap = server
     gone = models.Model(task="rl", name="InvertedPendulum", sha256="0" * 64)
-    before = toys.replicas("rl")
-    swap([made[1], gone])
-    assert np.abs(client.act("InvertedPendulum", OBSERVATIONS, 5) - actions(1)).max() <= 1e-5
     swap([made[1]])
+    before = toys.replicas("rl")
+    with Load(Client(client.url, tries=1)) as load:
+        swap([gone])
+        assert [model["sha256"] for model in client.models()] == [made[1].sha256]
+        assert np.abs(client.act("InvertedPendulum", OBSERVATIONS, 5) - actions(1)).max() <= 1e-5
+        assert client.ask("GET", "/-/readyz").status == 200
+        swap([made[2]])
+        assert np.abs(client.act("InvertedPendulum", OBSERVATIONS, 5) - actions(2)).max() <= 1e-5
+    assert not load.failures and load.answers
     assert toys.replicas("rl") == before
 
 

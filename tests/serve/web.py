@@ -77,12 +77,12 @@ async def ask(task, method, *arguments):
         hits = [{"id": f"{i}", "file": f"{HOSTILE} {i}.wav", "score": 0.5 - i / 10, "offset": 1.0} for i in range(3)]
         return (
             Reply(json.dumps({"hits": hits}).encode(), "application/json")
-            if arguments[0] != "?"
+            if arguments[1] != "?"
             else Problem(422, "no words")
         )
     if method == "recording":
-        start, stop = span(arguments[1], len(sound()), 1 << 20)
-        return Reply(sound()[start:stop], "audio/wav", 206 if arguments[1] else 200)
+        start, stop = span(arguments[2], len(sound()), 1 << 20)
+        return Reply(sound()[start:stop], "audio/wav", 206 if arguments[2] else 200)
     if task == "weather":
         return Reply(maps.packed(steps()[0]), "application/x-npz")
     await asyncio.sleep(0.05)

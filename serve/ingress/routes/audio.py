@@ -37,7 +37,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
         top: Annotated[int, Query(ge=1, le=bodies.limits.hits)] = 10,
     ) -> Response:
         """Find recordings by words: the best of each first, with the second at which it begins."""
-        return respond(await ask("audio", "search", q, top), models[0])
+        return respond(await ask("audio", "search", models[0].sha256, q, top), models[0])
 
     @app.post("/v1/audio", status_code=201, openapi_extra=body_of("audio/wav", "audio/flac", "audio/ogg", "audio/mpeg"))
     async def add(
@@ -46,12 +46,12 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
     ) -> Response:
         """Take in a recording: the next search finds it. The same recording twice is one."""
         async with bodies.read(request, bodies.limits.sound_bytes) as body:
-            return respond(await ask("audio", "add", body, name), models[0])
+            return respond(await ask("audio", "add", models[0].sha256, body, name), models[0])
 
     @app.get("/v1/audio/{id}", **files("audio/*", ranged=True))
     async def recording(id: str, span: Span = "") -> Response:
         """Return a recording that was found, or a range of its bytes."""
-        return respond(await ask("audio", "recording", id, span))
+        return respond(await ask("audio", "recording", models[0].sha256, id, span))
 
 
 def curl(model: Model) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -26,22 +27,27 @@ MEDIA = {
 }
 
 
+async def unready(models: Sequence[Model], ask: Ask, seconds: float) -> Problem | None:
+    """Return why models do not answer within so many seconds; none where all do."""
+    digests = {task: [model.sha256 for model in own] for task, own in by_task(models).items()}
+    try:
+        async with asyncio.timeout(seconds):
+            answers = await asyncio.gather(*(ask(task, "ready", own) for task, own in digests.items()))
+    except Problem as problem:  # a full queue, a dead replica
+        return problem
+    except TimeoutError:
+        return Problem(503, f"a model does not answer within {seconds:g} s", wait=5)
+    except Exception:
+        logging.getLogger("ray.serve").exception("a model does not answer")
+        return Problem(503, "a model does not answer; the server's log says why", wait=5)
+    return next((each for each in answers if isinstance(each, Problem)), None)
+
+
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None:
     """Add the routes for the page, whose few files are known by name beforehand, and for health, models and limits."""
     files = {path.name: path for path in PAGE.iterdir() if path.suffix in MEDIA} if PAGE.is_dir() else {}
     asking, answered = asyncio.Lock(), -math.inf
     problem: Problem | None = None
-    digests = {task: [model.sha256 for model in own] for task, own in by_task(models).items()}
-
-    async def asked() -> Problem | None:
-        try:
-            async with asyncio.timeout(limits.ready_seconds):
-                answers = await asyncio.gather(*(ask(task, "ready", own) for task, own in digests.items()))
-        except Problem as problem:  # a full queue, a dead replica
-            return problem
-        except TimeoutError:
-            return Problem(503, f"a model does not answer within {limits.ready_seconds:g} s", wait=5)
-        return next((each for each in answers if isinstance(each, Problem)), None)
 
     @app.get("/", include_in_schema=False)
     def page() -> Response:
@@ -63,7 +69,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None
         nonlocal answered, problem
         async with asking:
             if time.monotonic() - answered > limits.ready_seconds:
-                problem, answered = await asked(), time.monotonic()
+                problem, answered = await unready(models, ask, limits.ready_seconds), time.monotonic()
         if problem:
             raise problem
         return {"ready": bool(models), "models": len(models)}

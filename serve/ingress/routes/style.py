@@ -55,7 +55,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
 
     @app.post(
         "/v1/style/{style}",
-        openapi_extra=body_of("image/jpeg", "image/png", "image/webp"),
+        openapi_extra=body_of("image/jpeg", "image/png", "image/webp", "image/gif", "image/tiff", "image/bmp"),
         **files("image/png", "image/jpeg"),
     )
     async def stylise(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import struct
 import warnings
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -79,7 +78,7 @@ class Picture:
     """Whether the file holds more pictures, of which this is the first."""
 
 
-def read(source: Path | str | bytes, formats: Sequence[str] | None = None) -> Picture:
+def read(source: Path | str | bytes, formats: list[str] | None = None) -> Picture:
     """Decode a file, or the bytes of one: the first picture where it holds several, turned as its EXIF says.
 
     Samples of 16 bits are rounded to 8. All become sRGB through the profile that they carry, or from the color space
