@@ -27,7 +27,19 @@ MINUTES = 10.0
 ROUND = 25
 """Requests that Schemathesis makes up for each endpoint and mode in a turn; then it starts again with another seed."""
 BINARY = (
-    *("image/jpeg", "image/png", "image/webp", "audio/wav", "audio/flac", "audio/ogg", "audio/mpeg", "video/mp4"),
+    *(
+        "image/jpeg",
+        "image/png",
+        "image/webp",
+        "image/gif",
+        "image/tiff",
+        "image/bmp",
+        "audio/wav",
+        "audio/flac",
+        "audio/ogg",
+        "audio/mpeg",
+        "video/mp4",
+    ),
     *("video/webm", "video/quicktime", "application/x-hdf5", "application/x-npz", "application/octet-stream"),
 )
 """Kinds of bodies that are no JSON."""

@@ -114,7 +114,7 @@ def test_generated_data_have_no_difference_at_any_scale(storage, infos, name, sc
     forms = everything(storage, part)
     assert not any("difference" in forms[form] for form in ("screen", "Markdown", "LaTeX", "notebook"))
     assert 'class="difference"' not in forms["page"] and '"difference": "+' not in forms["served"]
-    assert part.apart.startswith("No difference to the published numbers, as they are of ")
+    assert part.apart.startswith("No difference is shown: the published numbers are of ")
     assert part.apart in forms["page"] and part.apart in markdown(part) and part.apart in forms["served"]
     assert ("another setting" in part.apart) == (scale != "paper" or changed)
 
@@ -177,7 +177,7 @@ def compared(storage, changes=None, without=lambda config: False, ours=True):
     return [row.label for row in part.rows if row.cells[0].difference is not None], part.apart
 
 
-BYTES = "No difference to the published numbers for bytes, as they are of another device."
+BYTES = "No difference is shown for bytes: the published numbers are of another device."
 
 
 def test_a_row_and_what_joins_it_are_compared_whatever_their_seeds(storage):
@@ -190,7 +190,10 @@ def test_a_row_and_what_joins_it_are_compared_whatever_their_seeds(storage):
 
 def test_a_row_without_some_of_the_published_replicates_is_not(storage):
     left, why = compared(storage, without=lambda config: (config.rate, config.batch) == (0.05, 16))
-    assert left == ["a"] and "for b; both; bytes, as they are of a part of its replicates and another device" in why
+    assert (
+        left == ["a"]
+        and "for b; both; bytes: the published numbers are of a part of its replicates and another device" in why
+    )
 
 
 def test_a_row_in_another_setting_is_not_and_its_combination_neither(storage):

@@ -56,7 +56,7 @@ def sentence(task: Task, reasons: Mapping[str, Sequence[str]]) -> str:
     every = list(dict.fromkeys(reason for why in without.values() for reason in why))
     rows = "" if len(without) == len(reasons) else f" for {and_more(list(without), NAMED, '; ')}"
     about = f" ({find_scale(task, _PUBLISHED).about})" if _PUBLISHED in task.scales() and every != [_DEVICE] else ""
-    return f"No difference to the published numbers{rows}, as they are of {' and '.join(every)}{about}."
+    return f"No difference is shown{rows}: the published numbers are of {' and '.join(every)}{about}."
 
 
 def data_info(storage: Storage, where: str, runs: Sequence[RunFolder]) -> Record | None:

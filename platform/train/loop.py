@@ -166,7 +166,10 @@ class _Stack:
         start = time.perf_counter() - progress.seconds
         for batch in data.batches(progress.epoch, progress.step, worker.rank, worker.world):
             seed_everything(seed, progress.total, worker.rank)
-            progress.add(learner.step(batch))
+            metrics = learner.step(batch)
+            if not progress.sums:
+                check_metrics(metrics, len(self.folders))
+            progress.add(metrics)
             if progress.step < data.steps and self.clock.due(progress.step, worker):
                 progress.seconds = time.perf_counter() - start
                 # Rank 0 saves for all.
@@ -182,6 +185,7 @@ class _Stack:
 
     def end_epoch(self, learner: Learner, validation: Sequence[Mapping[str, float]], epochs: int) -> bool:
         """Log an epoch and write what is kept of it; return whether the training has ended."""
+        check_each("`validate`", validation, len(self.folders))
         rows = summarise(self.progress, self.worker, validation)
         for history, row in zip(self.histories, rows, strict=True):
             history.append(row)
@@ -203,6 +207,7 @@ class _Stack:
 
     def _write_epoch(self, states: Sequence[Mapping[str, Any]], epochs: int, ended: bool, saved: bool) -> None:
         """Write weights, logs, and the results or a checkpoint."""
+        check_each("the learner's `state_dict`", states, len(self.folders), "weights")
         for folder, state, history, kept in zip(self.folders, states, self.histories, self.keep, strict=True):
             _keep_weights(folder, state["weights"], history, kept, epochs, self.rule)
             if self.score is not None:
@@ -291,6 +296,31 @@ def _remove_beaten(folders: Sequence[RunFolder], histories: Sequence[Sequence[Ma
         beaten = [row for row in history if "best" in row][:-2]
         if beaten and "best" in history[-1] and "weights" not in beaten[-1]:
             folder.folder.remove(weights_path(beaten[-1]["epoch"]))
+
+
+def check_metrics(metrics: Mapping[str, Tensor], members: int) -> None:
+    """Refuse what a learner's `step` returns where it is no metric of each member.
+
+    Raises:
+        UserError: naming it.
+    """
+    shapes = {name: tuple(getattr(value, "shape", ())) for name, value in metrics.items()}
+    for name, shape in shapes.items():
+        if shape != (members,):
+            wanted = f"a number for each run, shape ({members},)"
+            raise UserError(f"the learner's `step` returned {name!r} of shape {shape}; a metric is {wanted}")
+
+
+def check_each(what: str, values: Sequence[Mapping[str, Any]], members: int, key: str = "") -> None:
+    """Refuse what a task's function returns where it is not a mapping for each member, with a key that must be there.
+
+    Raises:
+        UserError: naming the function.
+    """
+    if isinstance(values, Mapping) or len(values) != members or not all(isinstance(each, Mapping) for each in values):
+        raise UserError(f"{what} returned no list of {members} mappings, one for each run")
+    if key and not all(key in each for each in values):
+        raise UserError(f"{what} returned no {key!r} in each mapping")
 
 
 def summarise(progress: Progress, worker: Worker, validation: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:

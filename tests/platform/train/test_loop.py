@@ -1,6 +1,7 @@
 """The loop: interrupted equals uninterrupted bit for bit, at every point; nothing counts before it is whole."""
 
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -553,3 +554,25 @@ def test_a_run_that_is_no_longer_ours_is_not_written_to(storage):
         fit(storage, keep=(2,), every=1, check_owner=confirm)
     assert RunFolder.of(storage, LINE, SMALL).checkpoints() == [1, 2]
     assert sorted(path for path in Path(storage.root, "runs").rglob("*") if path.is_file()) == asked[-1]
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (
+            {"step": lambda _, batch: {"loss": torch.tensor(0.5)}},
+            "`step` returned 'loss' of shape (); a metric is a num",
+        ),
+        ({"step": lambda _, batch: {"loss": 0.5}}, "`step` returned 'loss' of shape (); a metric is a number for each"),
+        ({"state_dict": lambda _: [{"model": {}}]}, "`state_dict` returned no 'weights' in each mapping"),
+        ({"state_dict": lambda _: {"weights": {}}}, "`state_dict` returned no list of 1 mappings, one for each run"),
+    ],
+)
+def test_what_a_learner_returns_in_another_form_is_named(storage, broken, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        fit(storage, task=replace(LINE, learner=type("Broken", (LINE.learner,), broken)))
+
+
+def test_what_validate_returns_in_another_form_is_named(storage):
+    with pytest.raises(UserError, match="`validate` returned no list of 1 mappings, one for each run"):
+        fit(storage, task=replace(LINE, validate=lambda learner, data: {"accuracy": 0.5}))
