@@ -29,9 +29,10 @@ PUBLISHED = {
     "style": {"source": "coco"},
     "audio": {
         "kind": "dcase2023",
-        "corpora": {"audiocaps": 1, "clotho": 1, "wavcaps": 1},
+        "corpora": {"audiocaps": 51_308, "clotho": 5_929, "wavcaps": 403_050},
         "rows": {"training": 4, "validation": 1, "test": 1045},
         "rewrites": "gpt-3.5-turbo",
+        "rewriter": {"model": "gpt-3.5-turbo", "rewritten": 4, "captions": 4},
     },
     "rl": {"source": "d4rl", "name": "d4rl-expert-v2"},
 }
