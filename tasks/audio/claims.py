@@ -7,8 +7,12 @@ about one standard error.
 A claim that compares systems of the paper is tested only where each compared row, and each member of a compared
 ensemble, has a higher mAP@10 than the linear control `MEAN_MEL`, fine-tuned with the same text encoder: what has not
 learnt to listen says nothing of encoders, captions or ensembles. So are figure 2's claims, whose rows are table 2's
-runs. The means over seeds are compared; what misses this gate is named in the verdict. Comparisons with chance and with
-linear models have no gate: they are themselves the question whether a system has learnt.
+runs. The means over seeds are compared; what misses this gate is named in the verdict, and decides nothing about
+comparisons of other rows. Comparisons with chance and with linear models have no gate: they are themselves the question
+whether a system has learnt.
+
+A claim that any one of n comparisons refutes could be lost by chance n times as easily: a loss is judged at 1 - 0.05/n
+(Bonferroni).
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from retable.platform.text import plural
 from retable.tasks.audio import example
 from retable.tasks.audio.figures import validation_losses
 from retable.tasks.audio.metrics import DEPTH, bootstrap, per_query
+from retable.tasks.audio.prepare.prepare import CLOTHO_TESTS
 from retable.tasks.audio.tables import (
     ADDED,
     BEST,
@@ -56,11 +61,11 @@ def precisions(replicate: Replicate) -> tuple[Array, Array]:
     return scores["map10"], scores["recording"]
 
 
-def estimate(values: Array, recordings: Array, of: str = "") -> Estimate:
+def estimate(values: Array, recordings: Array, of: str = "", level: float = 0.95) -> Estimate:
     """Return the mean of shares (seeds, captions) with its interval, in per cent, and what it rests on."""
     number = plural(len(set(recordings.tolist())), "recording")
     about = f"mAP@10{of}, {plural(len(values), 'seed')}, {number}"
-    return replace(bootstrap(PERCENT * values, recordings), about=about)
+    return replace(bootstrap(PERCENT * values, recordings, level=level), about=about)
 
 
 def missed(results: Results, rows: Sequence[AnyRow]) -> Verdict | None:
@@ -76,36 +81,41 @@ def missed(results: Results, rows: Sequence[AnyRow]) -> Verdict | None:
     return untested(f"at or below the linear control's {control:.2f} mAP@10: {', '.join(behind)}") if behind else None
 
 
-def gain(*rows: Sequence[tuple[Array, Array]]) -> Estimate | Verdict:
-    """Return the mean gain of the first row of each pair over the second; a row is its `precisions` by seed."""
+def gain(*rows: Sequence[tuple[Array, Array]], chances: int = 1) -> Estimate | Verdict:
+    """Return the mean gain of the first row of each pair over the second; a row is its `precisions` by seed.
+
+    A loss has the interval of one of so many `chances` to lose.
+    """
     recordings = rows[0][0][1]
     if any(not np.array_equal(recordings, other) for row in rows for _, other in row):
         return untested("rows are scored on different captions")
     scores = np.array([[values for values, _ in row] for row in rows])  # (rows, seeds, captions)
-    pairs = len(rows) // 2
-    return estimate((scores[::2] - scores[1::2]).mean(axis=0), recordings, f", mean of {pairs} pairs" * (pairs > 1))
+    pairs, gains = len(rows) // 2, (scores[::2] - scores[1::2]).mean(axis=0)
+    level = 1 - 0.05 / chances if gains.mean() < 0 else 0.95
+    return estimate(gains, recordings, f", mean of {pairs} pairs" * (pairs > 1), level)
 
 
-def compare(results: Results, pairs: Sequence[Pair]) -> Estimate | Verdict:
+def compare(results: Results, pairs: Sequence[Pair], chances: int = 1) -> Estimate | Verdict:
     """Return the mean over pairs of rows of how much better the first is; a verdict where that cannot be done.
 
-    All pairs must have been run; the seeds are those that all rows share.
+    All pairs must have been run; the seeds are those that all rows share. See `gain` for `chances`.
     """
     rows = [row for pair in pairs for row in pair]
     if absent := [row.label for row in rows if row not in results]:
         return untested(f"not run: {', '.join(dict.fromkeys(absent))}")
-    return paired(results, rows, precisions, gain)
+    return paired(results, rows, precisions, partial(gain, chances=chances))
 
 
-def better(results: Results, pairs: Sequence[Pair], members: Sequence[AnyRow] = ()) -> Verdict:
+def better(results: Results, pairs: Sequence[Pair], members: Sequence[AnyRow] = (), chances: int = 1) -> Verdict:
     """Return whether the first rows of some pairs have the higher mAP@10, taken together; all must pass the gate.
 
     Args:
         results: of the table.
         pairs: of rows.
         members: of ensembles among them, which must pass the gate too.
+        chances: comparisons of which any decides when it is lost.
     """
-    found = compare(results, pairs)
+    found = compare(results, pairs, chances)
     compared = [row for pair in pairs for row in pair]
     return judge(found if isinstance(found, Verdict) else missed(results, [*compared, *members]) or found)
 
@@ -123,19 +133,25 @@ def ensemble_beats(results: Results, others: Mapping[str, AnyRow]) -> Verdict:
         others: label of the system that an ensemble has more or less -> the ensemble.
     """
     there = {label: row for label, row in others.items() if ENSEMBLE in results and row in results}
-    members = [row for row in MEMBERS if row in results]
-    joined = [*members, *(row for row in CANDIDATES if row.label in there)]
-    named = {row.label.removeprefix("ensemble "): better(results, [(ENSEMBLE, row)], joined) for row in there.values()}
-    return join({f"{len(members)} members, {name}": verdict for name, verdict in named.items()})
+    members, verdicts = [row for row in MEMBERS if row in results], {}
+    for label, other in there.items():
+        joined = [*members, *(row for row in CANDIDATES if row.label == label)]
+        name = f"{len(members)} members, {other.label.removeprefix('ensemble ')}"
+        verdicts[name] = better(results, [(ENSEMBLE, other)], joined, len(there))
+    return join(verdicts)
 
 
 def beats_best_member(results: Results) -> Verdict:
-    """Return whether the ensemble beats the member that has the highest mAP@10 on the test set."""
+    """Return whether the ensemble beats the member that has the highest mAP@10 on the test set.
+
+    That is the luckiest of equals, so each member is a chance to lose.
+    """
     there = [row for row in MEMBERS if row in results]
     if ENSEMBLE not in results or not there:
         return untested("rows are missing")
     best = max(there, key=lambda row: float(results.values(row, "map10").mean()))
-    return join({f"{len(there)} members, against {best.label}": better(results, [(ENSEMBLE, best)], there)})
+    verdict = better(results, [(ENSEMBLE, best)], there, len(there))
+    return join({f"{len(there)} members, against {best.label}": verdict})
 
 
 def above(results: Results, row: AnyRow, level: Callable[[int], float]) -> Estimate | Verdict:
@@ -165,10 +181,17 @@ def published(recordings: int, percent: float) -> float:
 
 
 def above_published(results: Results, levels: Mapping[str, float]) -> Verdict:
-    """Return whether the ensemble's mAP@10 exceeds published ones; only Clotho's test set can be compared."""
+    """Return whether the ensemble's mAP@10 exceeds published ones; only Clotho's whole test set can be compared.
+
+    Who loses to the lower one loses to the higher one too, so several are one chance to lose.
+    """
     rows = results.select(ENSEMBLE)
     if not rows or rows[0].config.data != "dcase2023":
         return untested("other data than the published values'")
+    _, recordings = precisions(rows[0])
+    if (count := len(set(recordings.tolist()))) != CLOTHO_TESTS:
+        among = f"the published values are among Clotho's {CLOTHO_TESTS:,}"
+        return untested(f"{plural(count, 'recording')} to find; {among}")
     found = {name: above(results, ENSEMBLE, partial(published, percent=level)) for name, level in levels.items()}
     behind = missed(results, [ENSEMBLE, *(row for row in MEMBERS if row in results)])
     return join({name: judge(each if isinstance(each, Verdict) else behind or each) for name, each in found.items()})
@@ -200,16 +223,21 @@ def lower(results: Results, quantity: Callable[[Replicate], float], about: str) 
     return judge(found, about=f"{about} {without:.3f} without, {rewritten:.3f} with: lower by")
 
 
-BY_RULES = "; rules rewrote these captions: the words are WordNet's, the forms those that training captions have anyway"
-"""Stands behind verdicts on generated data, where no language model rewrote."""
+BY_RULES = "; rules rewrote these captions: the words are WordNet's, and generated captions have their forms anyway"
+"""Stands behind verdicts on data where no language model rewrote."""
+
+
+def by_rules(replicate: Replicate) -> bool:
+    """Return whether rules rewrote the captions of a run's data; where older summaries lack it, its name decides."""
+    told = [part["by_rules"] for part in replicate.summaries().values() if "by_rules" in part]
+    return bool(told[0].all()) if told else replicate.config.data.startswith("generated-")
 
 
 def on_rewrites(results: Results, row: AnyRow, check: Callable[..., Verdict], *rest: object) -> Verdict:
-    """Return the verdict of `check(results, *rest)`; on a `row` of generated data it says what rewriting adds."""
+    """Return the verdict of `check(results, *rest)`; where rules rewrote a `row`'s captions it says what they add."""
     verdict = check(results, *rest)
     rows = results.select(row)
-    by_rules = rows and verdict.status != UNTESTED and rows[0].config.data.startswith("generated-")
-    return verdict.noted(BY_RULES) if by_rules else verdict
+    return verdict.noted(BY_RULES) if rows and verdict.status != UNTESTED and by_rules(rows[0]) else verdict
 
 
 LARGER: list[Pair] = [

@@ -242,7 +242,7 @@ def shell(
 @app.command()
 def pairs(
     place: Annotated[Path, typer.Argument(help="The index.")],
-    table: Annotated[Path, typer.Argument(help="The CSV to write.")],
+    table: Annotated[Path, typer.Argument(dir_okay=False, help="The CSV to write.")],
 ) -> None:
     """Write the hits that were marked as good as a CSV of recordings and captions, to fine-tune on.
 
@@ -395,7 +395,7 @@ def adopt(
             "(630k-audioset-best.pt; or a folder such as laion/clap-htsat-unfused)."
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="The file to write, e.g. salsa.safetensors.")],
+    out: Annotated[Path, typer.Argument(dir_okay=False, help="The file to write, e.g. salsa.safetensors.")],
     text: Annotated[
         str, typer.Option(help="Folder or name of its text encoder, for the tokenizer (default: chosen by its size).")
     ] = "",
@@ -472,7 +472,9 @@ def submit(
     runs: Annotated[list[str], typer.Argument(help="Runs, or files of `retable audio export`; several are averaged.")],
     captions: Annotated[Path, typer.Option(help="A CSV with a column caption: retrieval_captions.csv.")],
     audio: Annotated[Path, typer.Option(help="The folder of the recordings.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The CSV to write.")] = Path("submission.csv"),
+    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The CSV to write.")] = Path(
+        "submission.csv"
+    ),
     storage: Where = "results",
     device: Device = "",
 ) -> None:
@@ -494,7 +496,7 @@ def submit(
 @app.command()
 def export(
     run: Run,
-    file: Annotated[Path, typer.Argument(help="The file to write, e.g. sounds.safetensors.")],
+    file: Annotated[Path, typer.Argument(dir_okay=False, help="The file to write, e.g. sounds.safetensors.")],
     epoch: Epoch = 0,
     licence: Licence = "",
     classes: Annotated[
@@ -509,7 +511,8 @@ def export(
     """
     from retable.platform import api
     from retable.platform.models.export import export
-    from retable.tasks.audio.tools.search.classes import FOLD, judge, line
+    from retable.tasks.audio.export import test_folds
+    from retable.tasks.audio.tools.search.classes import fold_of, judge, line
     from retable.tasks.audio.tools.search.opening import open_embedder
 
     if classes and epoch:
@@ -518,7 +521,9 @@ def export(
     if classes:
         where = Storage.open(storage)
         trained = api.load(run, where, task="audio")
-        fold = trained.source.info.get("test_fold", FOLD)
+        folds, known = test_folds(trained.config, where)
+        fold = fold_of(folds, run)
         score = judge(open_embedder(run, where), classes, fold, trained.config)
+        score["on"] += "" if known else "; what the weights that it started from were trained on is not known"
         console.print(line(score), markup=False)
     export("audio", run, storage, file, epoch=epoch, licence=licence, score=score)

@@ -209,10 +209,10 @@ def training_recordings(
 ) -> list[Recording]:
     """Return the recordings that a run trains on: of its splits and corpora, without leaks unless it includes them.
 
-    A leak is what could be known of a recording that is still scored. Where the validation set is trained on, that is
-    also one of its recordings whose source is a test recording's; sounds were only compared with the training set's.
-    Where everything is trained on, only what a published list of exclusions names is left: it may know the
-    challenge's own recordings.
+    A leak is what could be known of a recording that is scored. Where the validation set is trained on, copies of its
+    recordings stay left out, as a mark does not say whose copy a training recording is; and a leak is also one of its
+    recordings whose source is a test recording's; sounds were only compared with the training set's. Where everything
+    is trained on, only what a published list of exclusions names is left: it may know the challenge's own recordings.
 
     Args:
         recordings: the whole data set.

@@ -91,6 +91,7 @@ def make(
     ] = "waveform",
     seed: Annotated[int, typer.Option(help="Seed of the scenes.", min=0)] = 0,
     workers: Workers = 1,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a data set of that name.")] = False,
 ) -> None:
     """Generate recordings with captions: of procedural sounds, or composed of real ones.
 
@@ -121,9 +122,9 @@ def make(
     if scenes:
         numbers = {"training": training, "validation": validation, "test_fold": test_fold, "alone": alone, "seed": seed}
         numbers["all_folds"] = all_folds
-        tell(place, compose(scenes, place, chosen, numbers, features, workers))
+        tell(place, compose(scenes, place, chosen, numbers, features, workers, replace))
     else:
-        tell(place, make_generated(place, chosen, size))
+        tell(place, make_generated(place, chosen, size, replace))
 
 
 def compose(
@@ -133,6 +134,7 @@ def compose(
     numbers: Mapping[str, Any],
     features: Literal["waveform", "mel"],
     workers: int,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """Make a data set of scenes of real recordings; the folds beside the test's serve validation and training.
 
@@ -143,13 +145,13 @@ def compose(
         numbers: fields of `Composition`; `test_fold` among them.
         features: what is kept of a scene.
         workers: processes.
+        replace: whether a finished set of other contents is given up.
     """
     from retable.tasks.audio.collect.recordings import write_dataset
+    from retable.tasks.audio.prepare.prepare import check_new
     from retable.tasks.audio.rewrite.augment import named, rewrite_items
     from retable.tasks.audio.tools.compose import Composition, clips, items
 
-    if place.exists("dataset.json") and place.read_json("dataset.json").get("kind") != "generated":
-        raise UserError(f"{place}: holds other data; choose another --name")
     folds = sorted({clip.fold for clip in clips(source)} - {numbers["test_fold"]})
     if len(folds) < 2:
         raise UserError(
@@ -157,6 +159,7 @@ def compose(
         )
     composition = Composition(folder=source, validation_fold=folds[-1], **numbers)
     made = rewrite_items(items(composition))
+    check_new(place, made, features, replace)
     with progress_bar(f"composing {name}") as show:
         held = numbers["test_fold"]
         return write_dataset(place, name, "generated", features, made, show, workers, named("keywords"), test_fold=held)

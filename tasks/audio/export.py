@@ -12,10 +12,13 @@ from safetensors.torch import load
 from torch import Tensor
 
 from retable.platform.api import TrainedRun
-from retable.platform.config import override
+from retable.platform.config import Weights, override, parent
 from retable.platform.errors import UserError
 from retable.platform.models import export
+from retable.platform.spec.task import find
 from retable.platform.store import weights
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.encoders.fingerprint import renamed, weights_fingerprint
 from retable.tasks.audio.tools.adopt import clap
@@ -88,6 +91,8 @@ def open_weights(
 def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
     """Return the one file that is served of a run.
 
+    It says of itself, as `test_folds`, what `test_folds` returns, where that is known.
+
     Args:
         run: a finished run of this task.
         epoch: one that was kept; 0: the last.
@@ -96,8 +101,48 @@ def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
     Raises:
         UserError: where the epoch was not kept.
     """
-    said = export.about(run, epoch, **more)
+    folds, known = test_folds(run.config, run.folder.storage)
+    said = export.about(run, epoch, **more, test_folds=folds if known else None)
     return export.sealed(run.weights(epoch), export.described(FORMAT, run.config, said))
+
+
+def test_folds(config: Config, storage: Storage) -> tuple[list[int], bool]:
+    """Return which fold each set of composed scenes held out that a run, and what it started from, was trained on.
+
+    0 stands for none: its test set was trained on, too.
+
+    Args:
+        config: the run's.
+        storage: where it and its data lie.
+
+    Returns:
+        The folds, first those of the ancestors; and whether all is known: of weights that others trained, and of files
+        of older versions, it is not.
+    """
+    before = parent(config)
+    folds, known = test_folds(before, storage) if before else ([], True)
+    if isinstance(config.init, Weights):
+        folds, known = _folds_of_weights(config.init.sha256, storage)
+    info = RunFolder.of(storage, find("audio"), config).provenance().get("data")
+    data = f"data/audio/{config.data}/dataset.json"
+    if info is None and storage.exists(data):
+        info = storage.read_json(data)
+    own = [0 if config.train_on == "all" else info["test_fold"]] if info and "test_fold" in info else []
+    return [*folds, *own], known and info is not None
+
+
+def _folds_of_weights(digest: str, storage: Storage) -> tuple[list[int], bool]:
+    """Return `test_folds` of weights on a storage, as an exported file says it, or of the run whose epoch they are."""
+    path, task = f"weights/{digest}.safetensors", find("audio")
+    metadata = weights.metadata(storage.read(path)) if storage.exists(path) else None
+    said = json.loads((metadata or {}).get("provenance", "{}"))
+    if "test_folds" in said:
+        return said["test_folds"], True
+    for name in storage.folders("runs/audio"):
+        run = RunFolder(storage, "audio", name)
+        if digest in ((run.result() or {}).get("weights") or {}).values():
+            return test_folds(run.config(task), storage)
+    return [], False
 
 
 def write_adopted(pair: Exported | Clap, **more: Any) -> bytes:

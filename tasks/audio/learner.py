@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from retable.platform.config import Scratch
 from retable.platform.errors import UserError
 from retable.platform.train.seeds import sequence
 from retable.platform.train.worker import Worker, autocast
 from retable.tasks.audio.config import SPLITS, Cnn14, Config, Passt, Pretrained, Untrained
 from retable.tasks.audio.losses import contrastive, same_recording
 from retable.tasks.audio.metrics import retrieval_scores
-from retable.tasks.audio.model import build, load_weights
+from retable.tasks.audio.model import DualEncoder, build, load_weights, rebuild
 
 INITIAL = "audio.initial"
 """Stream of the weights that training starts from."""
@@ -36,14 +37,21 @@ class RetrievalLearner:
         if config.patience and not data.queries("validation"):
             raise UserError(f"patience: {config.data} has no validation captions; set patience=0, or add some")
         torch.manual_seed(int(sequence(config.seed, INITIAL).generate_state(1)[0]))
-        self.model = build(config, data.captions(), data.source.storage)
-        self.forward: Any = worker.wrap(self.model)
-        if config.compile:
-            self.forward = torch.compile(self.forward)
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, config.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
-        self.scaler = torch.amp.GradScaler(enabled=config.precision == "float16" and worker.device != "cpu")
         self.steps, self.done = data.steps, 0
+        scratch = isinstance(config.init, Scratch)
+        if scratch or isinstance(config.text, Untrained):
+            # Weights to start from hold all of a network: its published ones need not be here.
+            self._train(build(config, data.captions(), data.source.storage if scratch else None))
+
+    def _train(self, model: DualEncoder) -> None:
+        """Take a model to train, with an optimiser of its own."""
+        self.model = model
+        self.forward: Any = self.worker.wrap(model)
+        if self.config.compile:
+            self.forward = torch.compile(self.forward)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, self.config.learning_rate, betas=(0.9, 0.999), weight_decay=0.0)
+        self.scaler = torch.amp.GradScaler(enabled=self.config.precision == "float16" and self.worker.device != "cpu")
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         """Update once on this worker's share of a batch; return `loss` and `temperature`, shape (1,)."""
@@ -170,10 +178,14 @@ class RetrievalLearner:
     def load_weights(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
         """Start from another run's weights, its tokenizer and temperature included: fine-tuning.
 
+        They hold a pretrained text encoder whole: neither the hub nor its cache is asked for it.
+
         Raises:
             UserError: where the other run is of another model.
         """
         try:
+            if isinstance(self.config.text, Pretrained) and not isinstance(self.config.init, Scratch):
+                self._train(rebuild(self.config, weights[0], trained=True))
             load_weights(self.model, weights[0])
         except UserError as error:
             raise UserError(f"init: {error}") from error

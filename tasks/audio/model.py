@@ -124,16 +124,22 @@ def load_words(config: Config, weights: Mapping[str, Tensor]) -> DualEncoder:
     return model.eval()
 
 
-def rebuild(config: Config, weights: Mapping[str, Tensor]) -> DualEncoder:
-    """Make the dual encoder of a config again, without a trained model's weights but with its tokenizer."""
-    text = _text_of(config, weights)
+def rebuild(config: Config, weights: Mapping[str, Tensor], trained: bool = False) -> DualEncoder:
+    """Make the dual encoder of a config again, without a trained model's weights but with its tokenizer.
+
+    Args:
+        config: the run's.
+        weights: the trained model's.
+        trained: whether it is trained on; see `rebuild_text`.
+    """
+    text = _text_of(config, weights, trained)
     return DualEncoder(config, build_audio(config, None), text)
 
 
-def _text_of(config: Config, weights: Mapping[str, Tensor]) -> TextEncoder:
+def _text_of(config: Config, weights: Mapping[str, Tensor], trained: bool = False) -> TextEncoder:
     if TEXT_STATE not in weights:
         raise UserError("weights: they hold no text encoder; name the weights of a run of this task")
-    return rebuild_text(config, weights[TEXT_STATE])
+    return rebuild_text(config, weights[TEXT_STATE], trained)
 
 
 def check(config: Config, weights: Mapping[str, Tensor]) -> None:

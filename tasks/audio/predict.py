@@ -168,11 +168,12 @@ def summarise(
     """Return what a block's scores are computed from.
 
     Returns:
-        `recording` int64 (queries,), of each caption; `better` and `tied` int64 (queries,), see `metrics.ranks`. For
-        audio to text: `item_recording` int64 (recordings,), `item_captions` int64 (recordings,), how many of the
-        block's captions are a recording's own, and its best-placed captions as `a2t_value`, `a2t_count` and
-        `a2t_relevant` (recordings, 10), see `metrics.Ties`. Where it is known which recordings fit a caption:
-        `map10_multi` and `map16_multi`, float64 (queries,).
+        `recording` int64 (queries,), of each caption; `better` and `tied` int64 (queries,), see `metrics.ranks`;
+        `by_rules` bool (1,), whether rules rewrote the data's captions, for claims on rewriting. For audio to text:
+        `item_recording` int64 (recordings,), `item_captions` int64 (recordings,), how many of the block's captions are
+        a recording's own, and its best-placed captions as `a2t_value`, `a2t_count` and `a2t_relevant` (recordings,
+        10), see `metrics.Ties`. Where it is known which recordings fit a caption: `map10_multi` and `map16_multi`,
+        float64 (queries,).
     """
     similarity, recordings = predictions["similarity"], split_recordings(source, view.split)
     items = np.array([recording.recording for recording in recordings])
@@ -189,6 +190,7 @@ def summarise(
         "a2t_value": ties.value,
         "a2t_count": ties.count,
         "a2t_relevant": ties.relevant,
+        "by_rules": np.array([str(source.info.get("rewrites", "")).startswith("rules")]),
     }
     relevance = fitting(source, view.split)
     return summary if relevance is None else summary | metrics.multi_text_to_audio(similarity, relevance[block(shard)])

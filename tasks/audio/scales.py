@@ -10,6 +10,7 @@ from retable.platform.config import describe
 from retable.platform.spec.table import AnyTable, Combined, Measurement, Row
 from retable.platform.spec.task import Scale
 from retable.tasks.audio.tables import (
+    BASELINE,
     BEST,
     CLOTHO,
     CLOTHO_GPT,
@@ -25,6 +26,11 @@ from retable.tasks.audio.tables import (
 Changes = Mapping[str, object]
 LABELS = {CLOTHO.label: NO_REWRITES.label, CLOTHO_GPT.label: BEST.label}
 """Rows of figure 2 -> those of table 2 that are the same runs."""
+TRAINED_BASELINE = (
+    "At this scale the baseline's sentence encoder starts untrained: it is trained, not frozen, and its class token "
+    "stands for a caption, not the mean over the tokens."
+)
+"""As `shrink` drops all fields of a pretrained text encoder."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,8 @@ class Reduced:
         labels = {row.label for row in table.rows}
         once = [label for label in self.once if label in labels]
         notes += [f"With one seed: {'; '.join(once)}."] if once else []
+        if BASELINE.label in labels and (self.rows is None or BASELINE.label in self.rows):
+            notes.append(TRAINED_BASELINE)
         joined = [row.label for row in MEMBERS if self.rows is None or row.label in self.rows]
         if len(joined) < len(MEMBERS) and any(isinstance(row, Combined) for row in table.rows):
             notes.append(f"The ensemble joins {len(joined)} of its {len(MEMBERS)} members: {', '.join(joined)}.")

@@ -8,6 +8,7 @@ import pytest
 
 from retable.platform.errors import UserError
 from retable.tasks.audio.collect.recordings import Recording, digest, read_recordings, write_recordings
+from retable.tasks.audio.prepare.prepare import is_published
 from retable.tasks.audio.rewrite import augment, variations
 from retable.tasks.audio.rewrite.augment import Endpoint, Pace, augment_dataset, rewrite_items
 
@@ -150,7 +151,8 @@ def test_every_training_caption_of_clotho_gets_the_models_forms(folder, server, 
     assert rows[0].response["usage"] == rows[0].usage and rows[0].usage["total_tokens"] == 150
     info = folder.read_json("dataset.json")
     whole = digest(read_recordings(folder), [SOUND])
-    assert info == {"name": "toy", "sound": SOUND, "digest": whole, "rewrites": "toy-1"}
+    rewriter = {"model": "toy-1", "captions": 6, "rewritten": 6}
+    assert info == {"name": "toy", "sound": SOUND, "digest": whole, "rewrites": "toy-1", "rewriter": rewriter}
 
 
 def test_a_second_call_asks_nothing_and_a_new_caption_only_for_itself(folder, server):
@@ -409,6 +411,56 @@ def test_rules_and_published_files_fill_the_same_place(folder, tmp_path):
     augment_dataset(folder, out)
     assert read_recordings(folder) == by_rules
     assert folder.read_json("dataset.json")["rewrites"] == "variations.json"
+
+
+WHOLE = {
+    "kind": "dcase2023",
+    "rows": {"training": 458_197, "validation": 1045, "test": 1045},
+    "corpora": {"audiocaps": 51_308, "clotho": 5_929, "wavcaps": 403_050},
+}
+"""What `dataset.json` says of all three corpora."""
+
+
+def rewritten_as(folder, provider):
+    """Return what `dataset.json` says of whole corpora whose captions a provider rewrote."""
+    augment_dataset(folder, provider)
+    return {**folder.read_json("dataset.json"), **WHOLE}
+
+
+def answered_by(path, model, captions=CAPTIONS):
+    """Write a file of the published form in which a model gave the answers; in one of no model there are none."""
+    row = {"variations": ["Dogs bark."], "response": {"model": model} if model else None}
+    files = ["one.wav"] * 3 + ["three.wav"] * 3
+    rows = [{**row, "path": file, "caption": text} for file, text in zip(files, captions, strict=False)]
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_only_answers_of_the_papers_model_make_published_data(folder, server, tmp_path):
+    """The file's name says nothing: the authors' own is called variations.json, and anything may be called gpt."""
+    authors = answered_by(tmp_path / "variations.json", "gpt-3.5-turbo-0301")
+    assert is_published(rewritten_as(folder, authors))
+    assert is_published(rewritten_as(folder, endpoint(model="gpt-3.5-turbo")))
+    assert not is_published(rewritten_as(folder, answered_by(tmp_path / "gpt-3.5-turbo-mine.json", "")))
+    assert not is_published(rewritten_as(folder, answered_by(tmp_path / "gpt-3.5-turbo", "toy-1")))
+    assert not is_published(rewritten_as(folder, endpoint(model="gpt-3.5-turbo-mine")))
+    assert not is_published(rewritten_as(folder, "keywords"))
+    mixed = json.loads(authors.read_text())
+    authors.write_text(json.dumps([{**mixed[0], "response": None}, *mixed[1:]]))
+    assert not is_published(rewritten_as(folder, authors))
+
+
+def test_only_whole_corpora_with_every_caption_rewritten_are_the_published_data(folder, tmp_path):
+    whole = rewritten_as(folder, answered_by(tmp_path / "variations.json", "gpt-3.5-turbo-0301"))
+    assert is_published(whole)
+    assert not is_published({**whole, "corpora": {**whole["corpora"], "wavcaps": 1_232}})
+    assert not is_published({**whole, "corpora": {"clotho": 5_929, "wavcaps": 403_050}})
+    assert not is_published({**whole, "rows": {**whole["rows"], "test": 40}})
+    assert not is_published({**whole, "kind": "own"})
+    older = {key: value for key, value in whole.items() if key != "rewriter"}
+    assert not is_published({**older, "rewrites": "gpt-3.5-turbo"})
+    few = answered_by(tmp_path / "variations.json", "gpt-3.5-turbo-0301", CAPTIONS[:5])
+    assert not is_published(rewritten_as(folder, few))
 
 
 def test_what_cannot_be_rewritten_is_said(folder, storage, tmp_path):

@@ -8,6 +8,7 @@ from retable.platform.store.storage import Storage
 from retable.tasks.audio import data_cli
 from retable.tasks.audio.collect.recordings import AudioShards, read_recordings
 from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.rewrite.augment import augment_dataset
 
 
 @pytest.fixture
@@ -65,7 +66,8 @@ def test_nothing_to_check(storage, tmp_path):
         data_cli.check(str(tmp_path / "absent"), storage=str(storage))
 
 
-def test_scenes_of_real_recordings(storage, tmp_path, capsys):
+@pytest.fixture
+def esc(tmp_path):
     """Three recordings a fold, in ESC's form."""
     source = tmp_path / "esc"
     source.mkdir()
@@ -76,14 +78,21 @@ def test_scenes_of_real_recordings(storage, tmp_path, capsys):
             soundfile.write(source / f"{kind}{fold}.wav", 0.2 * np.sin(2 * np.pi * 200 * fold * time), SAMPLE_RATE)
             lines.append(f"{kind}{fold}.wav,{fold},{kind}")
     (source / "esc.csv").write_text("\n".join(lines))
-    options = {"training": 2, "validation": 1, "test_fold": 3, "storage": str(storage)}
+    return source
+
+
+SCENES = {"training": 2, "validation": 1, "test_fold": 3}
+
+
+def test_scenes_of_real_recordings(storage, esc, capsys):
+    source, options = esc, {**SCENES, "storage": str(storage)}
     data_cli.make(scenes=source, name="scenes", **options)
     info = (storage / "data/audio/scenes").read_json("dataset.json")
     assert info["rows"] == {"training": 2, "validation": 1, "test": 3} and info["test_fold"] == 3
     assert "2 recordings to train on" in capsys.readouterr().out
     with pytest.raises(UserError, match="--name"):
         data_cli.make(scenes=source, **options)
-    lines = [line for line in lines if ",2," not in line]
+    lines = [line for line in (source / "esc.csv").read_text().split("\n") if ",2," not in line]
     (source / "esc.csv").write_text("\n".join(lines))
     with pytest.raises(UserError, match="too few folds"):
         data_cli.make(scenes=source, name="other", **options)
@@ -107,10 +116,33 @@ def test_what_would_be_ignored_or_mislead_is_refused(storage, options, words):
     assert not storage.exists("data")
 
 
-def test_own_sets_are_not_written_over(storage, tmp_path):
+def test_own_sets_are_not_written_over(storage, esc):
     place = Storage.open(storage.root) / "data/audio/taken"
     place.write_json("dataset.json", {"kind": "own"})
     with pytest.raises(UserError, match="holds other data"):
         data_cli.make(size="tiny", name="taken", storage=str(storage))
     with pytest.raises(UserError, match="holds other data"):
-        data_cli.make(scenes=tmp_path, name="taken", storage=str(storage))
+        data_cli.make(scenes=esc, name="taken", **SCENES, storage=str(storage), replace=True)
+
+
+def test_a_set_of_other_contents_is_replaced_only_where_that_is_wanted(storage, esc):
+    """Rewritten captions that were paid for are other contents, too."""
+    options = {**SCENES, "scenes": esc, "name": "scen", "storage": str(storage)}
+    place, refused = storage / "data/audio/scen", r"scen: a data set is there already; keep it, or replace it by --repl"
+    data_cli.make(**options)
+    first = place.read_json("dataset.json")
+    data_cli.make(**options)
+    assert place.read_json("dataset.json") == first, "the same contents are no others"
+    for other in ({"training": 3}, {"seed": 1}, {"features": "mel"}, {"test_fold": 2}):
+        with pytest.raises(UserError, match=refused):
+            data_cli.make(**{**options, **other})
+    with pytest.raises(UserError, match=refused):
+        data_cli.make(size="tiny", name="scen", storage=str(storage))
+    augment_dataset(place, "hallucinated")
+    with pytest.raises(UserError, match=refused):
+        data_cli.make(**options)
+    data_cli.make(**{**options, "training": 3}, replace=True)
+    assert place.read_json("dataset.json")["rows"]["training"] == 3
+    place.write("recordings.parquet", b"broken")
+    data_cli.make(**options)
+    assert place.read_json("dataset.json") == first, "a broken set is made again"

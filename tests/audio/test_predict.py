@@ -172,6 +172,16 @@ def test_what_is_known_to_fit_a_caption_counts(model, source, monkeypatch):
     assert scores["map16_multi"] >= scores["map10_multi"] > 0
 
 
+@pytest.mark.parametrize(
+    ("rewrites", "by_rules"), [("rules (keywords)", True), ("gpt-3.5-turbo", False), ("", False), (None, False)]
+)
+def test_a_summary_says_whether_rules_rewrote_the_captions(model, source, rewrites, by_rules):
+    info = {name: value for name, value in source.info.items() if name != "rewrites"}
+    told = replace(source, info=info if rewrites is None else {**info, "rewrites": rewrites})
+    parts = summaries(model, told)
+    assert all(part["by_rules"].tolist() == [by_rules] for part in parts.values())
+
+
 def test_of_imported_data_nobody_knows_what_else_fits(source):
     assert predict.fitting(source, "test") is None
 

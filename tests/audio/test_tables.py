@@ -212,6 +212,8 @@ def test_small_repeats_what_claims_compare_and_says_what_it_leaves_out():
     table = scaled(TABLES["table2"], SCALES["small"])
     assert not any(row.absent for row in table.rows)
     assert f"With one seed: {tables.GUARDED.label}." in table.note
+    assert "the baseline's sentence encoder" not in scaled(TABLES["ensembles"], SCALES["small"]).note
+    assert "the baseline's sentence encoder" not in scaled(TABLES["table2"], SCALES["quick"]).note
     quick = scaled(TABLES["table2"], SCALES["quick"])
     left_out = [row.label for row in quick.rows if row.absent]
     assert left_out and all(label in quick.note.split("Not at this scale")[1] for label in left_out)
@@ -270,3 +272,17 @@ def test_table_1_shows_both_authors_sentences():
     red = [text.get_text() for text in drawing.texts if text.get_color() == "#d0442f"]
     assert len(red) == sum(map(example.names_keyword, (*example.ANSWER, *example.rewritten())))
     assert pictures(lambda: example.draw_example(results_of(TABLES, {}))).keys() == {"png", "svg", "dark.png"}
+
+
+@pytest.mark.parametrize("scale", ["small", "smoke"])
+def test_the_note_says_that_the_baselines_untrained_sentence_encoder_is_trained(scale):
+    """Frozen with random weights, it would tell captions apart by chance alone."""
+    table = scaled(TABLES["table2"], SCALES[scale])
+    (row,) = (row for row in table.rows if row.label == tables.BASELINE.label)
+    config = expand(table, row, Config(), View())[0].config
+    assert isinstance(config.text, Untrained), "which has no field for either"
+    assert "its sentence encoder frozen" in TABLES["table2"].note
+    assert (
+        "At this scale the baseline's sentence encoder starts untrained: it is trained, not frozen, and its class "
+        "token stands for a caption, not the mean over the tokens."
+    ) in table.note

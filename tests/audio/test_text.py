@@ -124,6 +124,30 @@ def test_a_frozen_encoder_keeps_its_weights(folder):
     assert {"text_projection.weight", "audio_projection.weight"} <= moved
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_fine_tuning_needs_nothing_but_the_weights_that_it_starts_from(folder, frozen):
+    """Neither folder nor hub has the encoder, nor the storage the audio encoder's published weights."""
+    base = {name: value for name, value in SMALL_MODEL.items() if not name.startswith("text")}
+    config = override(Config(), {**base, "text": "pretrained", "text.name": str(folder), "text.dropout": 0.1})
+    before = RetrievalLearner([config], Sounds(), Worker())
+    weights = {name: value.clone() for name, value in before.model.state_dict().items()}
+    gone = {"text.name": "/gone", "text.dropout": 0.3, "text.frozen": frozen, "audio.weights": "passt-n"}
+    start = {"init": "weights", "init.sha256": "0" * 64, "learning_rate": 0.1}
+    learner = RetrievalLearner([override(config, {**gone, **start})], Sounds(), Worker())
+    learner.load_weights([weights])
+    assert learner.model.state_dict().keys() == weights.keys()
+    assert all(torch.equal(value, weights[name]) for name, value in learner.model.named_parameters())
+    rates = {module.p for module in learner.model.text.modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates == {0.3}, "the config's, as where the encoder is read"
+    learner.step(next(Sounds().batches(0, 0, 0, 1)))
+    after = learner.model.state_dict()
+    moved = {name for name, value in weights.items() if not torch.equal(value, after[name])}
+    assert any(name.startswith("text.network.") for name in moved) is not frozen
+    assert "audio_projection.weight" in moved
+    with pytest.raises(UserError, match=r"^init: weights: they hold no text encoder"):
+        learner.load_weights([{"x": torch.ones(1)}])
+
+
 def test_the_hubs_encoder_has_no_layer_that_is_never_trained(folder):
     encoder = build_text(Config(text=Pretrained(name=str(folder)), tokens=12), [])
     encoder(**encoder.tokenize(CAPTIONS)).square().sum().backward()

@@ -124,14 +124,30 @@ def outline(name: str, words: int) -> TextEncoder:
     return TextEncoder(network, tokenizer, words)
 
 
-def rebuild_text(config: Config, state: UInt8[Tensor, " byte"]) -> TextEncoder:
-    """Make a text encoder, with random weights, from the extra state of one: nothing is downloaded."""
+def rebuild_text(config: Config, state: UInt8[Tensor, " byte"], trained: bool = False) -> TextEncoder:
+    """Make a text encoder, with random weights, from the extra state of one: nothing is downloaded.
+
+    Args:
+        config: the run's.
+        state: of another run's encoder.
+        trained: whether it is trained on: a pretrained one then has the config's dropout, and is frozen as it says.
+    """
     from transformers import AutoConfig
 
-    whole = read_state(state)
-    network = _network(AutoConfig.for_model(**whole["architecture"]))
-    pooling = config.text.pooling if isinstance(config.text, Pretrained) else "class"
+    whole, text = read_state(state), config.text
+    architecture, pooling = AutoConfig.for_model(**whole["architecture"]), "class"
+    if isinstance(text, Pretrained):
+        pooling = text.pooling
+        if trained:
+            _set_dropout(architecture, text.dropout)
+    network = _network(architecture).requires_grad_(not (isinstance(text, Pretrained) and text.frozen))
     return TextEncoder(network, read_tokenizer(whole["tokenizer"]), config.tokens, pooling)
+
+
+def _set_dropout(architecture: Any, rate: float) -> None:
+    for field in DROPOUTS:
+        if hasattr(architecture, field):
+            setattr(architecture, field, rate)
 
 
 def _network(architecture: Any) -> nn.Module:
@@ -250,9 +266,7 @@ def _pretrained(text: Pretrained, words: int) -> TextEncoder:
 
     with _quiet():
         architecture, tokenizer = _described(text.name, words)
-        for field in DROPOUTS:
-            if hasattr(architecture, field):
-                setattr(architecture, field, text.dropout)
+        _set_dropout(architecture, text.dropout)
         network, found = _load(AutoModel, text.name, config=architecture, dtype=torch.float32, output_loading_info=True)
     if lacking := sorted(name for name in found["missing_keys"] if not name.startswith("pooler.")):
         raise UserError(f"text.name {text.name!r}: its weights lack {lacking[0]}; take a whole copy")

@@ -136,9 +136,12 @@ def import_entries(
     left_out, remarks = [*broken, *written.left_out], [*noted, *written.remarks]
     written = replace(written, recordings=recordings, left_out=left_out, remarks=remarks)
     rewrites = (old.get("rewrites") or "an earlier `audio augment`") if rewritten else ""
+    captions = sum(1 for _ in variations.captions(recordings))
+    counts = {"captions": captions, "rewritten": rewritten}
+    kept_on = {"rewriter": {**old["rewriter"], **counts}} if rewritten and "rewriter" in old else {}
     gone = len({each.file for each in before} - {entry.file for entry in entries})
     told = {"cut": _cut_line(place, cut), "gone": f"{gone} of the {len(before)} before are listed no more" * bool(gone)}
-    return finish(place, name, kind, features, written, rewrites) | told
+    return finish(place, name, kind, features, written, rewrites, **kept_on) | told
 
 
 def _cut(full: Sequence[tuple[Entry, float]]) -> list[tuple[str, float]]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
 from retable.platform.spec.task import data_folder
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.collect.recordings import write_dataset
+from retable.tasks.audio.collect.recordings import Features, Item, read_recordings, write_dataset
 from retable.tasks.audio.config import Config
 
 GENERATED = "generated-"
-CORPORA, CLOTHO_TESTS = {"clotho", "audiocaps", "wavcaps"}, 1045
-"""What the paper trains on, and the recordings that it tests on."""
+CORPORA = {"clotho": 5_929, "audiocaps": 51_308, "wavcaps": 403_050}
+"""The paper's corpora, and the recordings of each; the paper counts one more of Clotho's, which is not published."""
+CLOTHO_TESTS = 1_045
+"""Recordings of Clotho that the paper tests on."""
+GPT = re.compile(r"gpt-3\.5-turbo(-\d{4})?")
+"""The model that rewrote the paper's captions, and its dated versions, as answers name it."""
 FEW = 500
 """Recordings below which one process makes them all: starting another takes seconds."""
 
@@ -51,11 +57,17 @@ def prepare(config: Config, storage: Storage) -> None:
     )
 
 
-def make_generated(place: Storage, name: str, size: str) -> dict[str, Any]:
+def make_generated(place: Storage, name: str, size: str, replace: bool = False) -> dict[str, Any]:
     """Generate a world of a size into `place`, its captions rewritten by rule too, and return its info.
 
     Spectrograms are kept: to make them anew would add about half of a small PaSST's step, and more than double the
     mean mel's.
+
+    Args:
+        place: the data set's folder.
+        name: the data set's.
+        size: of the world.
+        replace: whether a finished set of other contents is given up.
 
     Raises:
         UserError: where there is no such size, the folder holds other data, or it cannot be written.
@@ -65,18 +77,44 @@ def make_generated(place: Storage, name: str, size: str) -> dict[str, Any]:
 
     chosen = world(size)
     place.check_writable()
-    if place.exists("dataset.json") and place.read_json("dataset.json").get("kind") != "generated":
-        raise UserError(f"{place}: holds other data; choose another --name")
     made = rewrite_items(items(chosen))
+    check_new(place, made, "mel", replace)
     workers = (os.cpu_count() or 1) if len(made) > FEW else 1
     with progress_bar(f"generating {name}") as show:
         return write_dataset(place, name, "generated", "mel", made, show, workers, named("keywords"))
 
 
+def check_new(place: Storage, made: Sequence[Item], features: Features, replace: bool) -> None:
+    """Refuse to make a data set where imported recordings are or, unless they are to be replaced, other made ones.
+
+    Seconds are not compared, as only the sound of a real recording tells them. A set whose table is broken is made
+    again.
+
+    Raises:
+        UserError: then.
+    """
+    if not place.exists("dataset.json"):
+        return
+    info = place.read_json("dataset.json")
+    if info.get("kind") != "generated":
+        raise UserError(f"{place}: holds other data; choose another --name")
+    try:
+        there = [dataclasses.replace(each, seconds=0.0) for each in read_recordings(place)]
+    except UserError:
+        return
+    wanted = [dataclasses.replace(each, seconds=0.0) for each, _ in made]
+    if not replace and (there != wanted or info.get("features") != features):
+        raise UserError(f"{place}: a data set is there already; keep it, or replace it by --replace")
+
+
 def is_published(info: Mapping[str, Any]) -> bool:
-    """Return whether data are the paper's: three corpora, all of Clotho's test set, captions rewritten by GPT-3.5."""
-    whole = info.get("kind") == "dcase2023" and info["rows"]["test"] == CLOTHO_TESTS
-    return whole and CORPORA <= set(info["corpora"]) and info.get("rewrites", "").startswith("gpt-3.5-turbo")
+    """Return whether data are the paper's: three whole corpora, all training captions of Clotho rewritten by GPT-3.5.
+
+    What was rewritten before `rewriter` was kept counts as other data, as nobody knows who answered.
+    """
+    whole = info.get("kind") == "dcase2023" and info["rows"]["test"] == CLOTHO_TESTS and info["corpora"] == CORPORA
+    told = info.get("rewriter", {"model": "", "rewritten": 0, "captions": 0})
+    return whole and bool(GPT.fullmatch(told["model"])) and told["rewritten"] == told["captions"]
 
 
 def describe(info: Mapping[str, Any]) -> str:

@@ -146,7 +146,8 @@ def augment_dataset(
         raise UserError(f"{named(provider)}: rewrites no caption of {folder}; {reason}")
     write_recordings(folder, filled)
     made_of = digest(filled, [info["sound"]])
-    folder.write_json("dataset.json", {**info, "digest": made_of, "rewrites": named(provider)})
+    told = {"model": asked_of(provider, made), "captions": len(wanted), "rewritten": count}
+    folder.write_json("dataset.json", {**info, "digest": made_of, "rewrites": named(provider), "rewriter": told})
     if out is not None:
         variations.write(out, made)
     forms = sum(len(lines) for each in filled for lines in each.rewrites)
@@ -184,6 +185,14 @@ def named(provider: Rules | Endpoint | Path) -> str:
     if isinstance(provider, Endpoint):
         return provider.model + (" (the code's prompt)" if provider.prompt == "code" else "")
     return provider.name if isinstance(provider, Path) else f"rules ({provider})"
+
+
+def asked_of(provider: Rules | Endpoint | Path, made: Sequence[Variation]) -> str:
+    """Return the model that gave all answers, of a file as they name it; "" where none did, or not all are of one."""
+    if isinstance(provider, Endpoint):
+        return provider.model
+    models = {str((each.response or {}).get("model", "")) for each in made}
+    return models.pop() if len(models) == 1 else ""
 
 
 def _asked(

@@ -1,14 +1,20 @@
 import itertools
-from types import SimpleNamespace
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+import torch
 
-from retable.platform.config import override
+from retable.platform.config import differences, override
 from retable.platform.errors import UserError
-from retable.tasks.audio import cli
+from retable.platform.spec.task import find
+from retable.platform.store.run import RunFolder
+from retable.platform.store.weights import keep, metadata
+from retable.tasks.audio import cli, export
 from retable.tasks.audio.config import SAMPLE_RATE, Config
+from retable.tasks.audio.export import Exported
 from retable.tasks.audio.tools.search.classes import class_map, judge, line, sentences
 
 
@@ -78,16 +84,66 @@ def test_who_hears_all_has_one_and_who_hears_nothing_has_chance(folder):
         judge(Perfect(), folder, 7)
 
 
-@pytest.mark.parametrize(("info", "fold"), [({"test_fold": 1}, 1), ({}, 5)])
-def test_a_model_is_judged_on_the_fold_that_its_scenes_held_out(monkeypatch, tmp_path, info, fold):
-    """Of scenes with `--test-fold 1`, fold 5 was trained on."""
-    config = override(Config(), {})
-    trained = SimpleNamespace(config=config, source=SimpleNamespace(info=info))
-    monkeypatch.setattr("retable.platform.api.load", lambda *given, **options: trained)
-    monkeypatch.setattr("retable.tasks.audio.tools.search.opening.open_embedder", lambda *given: None)
-    monkeypatch.setattr("retable.platform.models.export.export", lambda *given, **options: None)
-    told = []
-    monkeypatch.setattr("retable.tasks.audio.tools.search.classes.judge", lambda *given: told.append(given))
-    monkeypatch.setattr("retable.tasks.audio.tools.search.classes.line", str)
-    cli.export("latest", tmp_path / "out.safetensors", classes=tmp_path, storage=str(tmp_path))
-    assert told == [(None, tmp_path, fold, config)]
+def finished(storage, info, **changes):
+    """Return the digest of the weights of a finished run on a data set that `info` describes, and the run's config."""
+    config = override(Config(), {"audio": "mean_mel", "text": "untrained", **changes})
+    folder, info = RunFolder.of(storage, find("audio"), config), {"name": config.data, **DESCRIBED, **info}
+    folder.begin(config, find("audio").version, {"data": info})
+    storage.write_json(f"data/audio/{config.data}/dataset.json", info)
+    digest = folder.save_weights(config.epochs, {"x": torch.tensor([int(folder.fingerprint[:6], 16)])})
+    weights = {str(config.epochs): digest}
+    folder.folder.write_json("result.json", {"metrics": {}, "data": "gone", "weights": weights})
+    return digest, config
+
+
+DESCRIBED = {"kind": "own", "digest": "gone", "rows": {"training": 1, "test": 1}, "seconds": 1.0, "leaks": 0}
+
+
+def judged_on(monkeypatch, storage, config):
+    """Return the fold on which `export --classes` judges a run, what it says of the score, and the file's facts."""
+    monkeypatch.setattr("retable.tasks.audio.tools.search.opening.open_embedder", lambda *given: Perfect())
+    asked = []
+    score = {"metric": "class mAP", "value": 1.0, "low": 1.0, "high": 1.0, "chance": 0.1, "on": "a fold"}
+    monkeypatch.setattr(
+        "retable.tasks.audio.tools.search.classes.judge", lambda *given: asked.append(given[2]) or dict(score)
+    )
+    run, file = RunFolder.of(storage, find("audio"), config).fingerprint, Path(storage.root) / "out.safetensors"
+    cli.export(run, file, classes=file.parent, storage=str(storage))
+    said = json.loads(metadata(file.read_bytes())["provenance"])
+    return asked[0], said["score"]["on"], said.get("test_folds")
+
+
+UNKNOWN = "a fold; what the weights that it started from were trained on is not known"
+
+
+def test_a_model_is_judged_on_the_fold_that_its_scenes_held_out(monkeypatch, storage):
+    """Of scenes with `--test-fold 2`, fold 5 was trained on: by a run, and by what is fine-tuned from it."""
+    assert judged_on(monkeypatch, storage, finished(storage, {}, data="plain")[1]) == (5, "a fold", [])
+    digest, scenes = finished(storage, {"test_fold": 2}, data="scenes")
+    assert judged_on(monkeypatch, storage, scenes) == (2, "a fold", [2])
+    of_run = {"init": "weights", "init.sha256": digest, "data": "mine"}
+    _, tuned = finished(storage, {}, **of_run)
+    assert judged_on(monkeypatch, storage, tuned) == (2, "a fold", [2])
+    of_file = keep((Path(storage.root) / "out.safetensors").read_bytes(), storage)
+    _, tuned = finished(storage, {}, **{**of_run, "init.sha256": of_file})
+    assert judged_on(monkeypatch, storage, tuned) == (2, "a fold", [2])
+    lineage = tuple(differences(scenes, Config()).items())
+    _, child = finished(storage, {}, data="mine", init="parent", **{"init.overrides": lineage})
+    assert judged_on(monkeypatch, storage, child) == (2, "a fold", [2])
+
+
+def test_where_no_fold_is_unheard_nothing_is_judged_and_what_is_not_known_is_said(monkeypatch, storage):
+    digest, _ = finished(storage, {"test_fold": 2}, data="scenes")
+    start = {"init": "weights", "init.sha256": digest}
+    whole, _ = finished(storage, {"test_fold": 5}, data="scenes", train_on="all")
+    with pytest.raises(UserError, match=r"heard every fold of its scenes, or of those of what it started from; leave"):
+        judged_on(monkeypatch, storage, finished(storage, {"test_fold": 5}, data="others", **start)[1])
+    with pytest.raises(UserError, match=r"heard every fold"):
+        judged_on(monkeypatch, storage, finished(storage, {}, data="mine", **{**start, "init.sha256": whole})[1])
+    theirs = keep(export.write_adopted(Exported({"adopted": "x"}, Config(), {"x": torch.ones(1)}, "")), storage)
+    of_theirs = {**start, "init.sha256": theirs}
+    assert judged_on(monkeypatch, storage, finished(storage, {}, data="mine", **of_theirs)[1]) == (5, UNKNOWN, None)
+    _, tuned = finished(storage, {"test_fold": 2}, data="scenes", **of_theirs)
+    assert judged_on(monkeypatch, storage, tuned) == (2, UNKNOWN, None)
+    gone = {**start, "init.sha256": "0" * 64}
+    assert judged_on(monkeypatch, storage, finished(storage, {}, data="mine", **gone)[1]) == (5, UNKNOWN, None)

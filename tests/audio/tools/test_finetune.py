@@ -16,7 +16,7 @@ from retable.platform.store.run import RunFolder
 from retable.platform.store.weights import stored
 from retable.tasks.audio import export
 from retable.tasks.audio.cli import app
-from retable.tasks.audio.config import Config, MeanMel, Untrained
+from retable.tasks.audio.config import Config, MeanMel, Pretrained, Untrained
 from retable.tasks.audio.learner import RetrievalLearner
 from retable.tasks.audio.model import rebuild
 from retable.tasks.audio.tools.search import finetune
@@ -58,8 +58,22 @@ def test_changes_win(trained, storage):
     start, changes = trained.fingerprint, {"epochs": 2, "batch": 8, "seed": 9, "learning_rate": 0.1}
     config = finetune.settings(start, INFO, storage, changes)
     assert (config.epochs, config.batch, config.seed, config.learning_rate) == (2, 8, 9, 0.1)
+    for epochs in (2, 20):
+        assert finetune.settings(start, INFO, storage, {"epochs": epochs}).patience == epochs, "it never ends early"
+    assert finetune.settings(start, INFO, storage, {"epochs": 20, "patience": 3}).patience == 3
     with pytest.raises(UserError, match="unknown field 'epoch'"):
         finetune.settings(start, INFO, storage, {"epoch": 2})
+
+
+def test_the_text_encoder_is_the_weights_own(trained, storage, monkeypatch):
+    """They hold it, whatever it is called: under another name a run would say what it is not."""
+    before = replace(BEFORE, text=Pretrained(name="roberta-base"), init=Weights(sha256="0" * 64))
+    monkeypatch.setattr(finetune, "_continued", lambda start, storage: before)
+    same = {"text.name": "roberta-base", "text.frozen": True, "text.dropout": 0.1}
+    assert finetune.settings("a", INFO, storage, same).text.frozen
+    for other in ({"text.name": "bert-base-uncased"}, {"text": "untrained"}):
+        with pytest.raises(UserError, match=r"--set text: the weights of a hold their text encoder, roberta-base;"):
+            finetune.settings("a", INFO, storage, other)
 
 
 def test_from_a_run_that_is_not_finished_or_damaged(trained, storage):
@@ -157,7 +171,7 @@ def test_from_a_model_of_the_zoo(storage):
     assert config == finetune.settings(str(file), INFO, storage, {})
     weights, _ = stored(config.init.sha256, storage, "")
     learner = object.__new__(RetrievalLearner)
-    learner.model = rebuild(config, weights)
+    learner.config, learner.model = config, rebuild(config, weights)
     learner.load_weights([weights])
     shipped = load_file(file)
     assert all(torch.equal(value, shipped[name]) for name, value in weights.items())

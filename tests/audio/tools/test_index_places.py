@@ -233,3 +233,31 @@ def test_of_two_updates_at_once_one_is_refused_in_one_line(folder, tmp_path):  #
     assert sorted(process.returncode for process in both) == [0, 1]
     assert any("UserError" in line and "writes it; try again when that is done" in line for line in ends)
     assert len(hits(tmp_path / "out")) == 3 and digest(folder / "low.wav") in open_index(tmp_path / "out").paths
+
+
+def test_lines_on_a_relative_folder_name_its_files(tmp_path, monkeypatch):
+    """As over Ray: what embeds elsewhere was given the absolute folder, and its lines begin so."""
+    record(tmp_path / "in/good.wav", tone("high"))
+    for name in ("broken.wav", "copy of broken.wav"):
+        (tmp_path / "in" / name).write_text("no sound")
+    monkeypatch.chdir(tmp_path)
+
+    def remote(shares, hop):
+        return [indexing.embed_files(Toy(), tmp_path / "in", share, hop) for share in shares]
+
+    for out, options in (("here", {}), ("elsewhere", {"remote": remote})):
+        lines = update(Path("in"), Path(out), Toy(), **options).failures
+        assert sorted(line.split(": ")[0] for line in lines) == [
+            str(tmp_path / "in/broken.wav"),
+            str(tmp_path / "in/copy of broken.wav"),
+        ]
+
+
+def test_a_file_in_the_place_of_an_index_is_named_with_the_options(tmp_path):
+    (tmp_path / "file.txt").write_text("x")
+    record(tmp_path / "in/good.wav", tone("high"))
+    said = r"file.txt: is a file; name an index's folder, by --index, or --out of a new one$"
+    with pytest.raises(UserError, match=said):
+        open_index(tmp_path / "file.txt")
+    with pytest.raises(UserError, match=said):
+        update(tmp_path / "in", tmp_path / "file.txt", Toy())

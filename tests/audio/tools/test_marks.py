@@ -101,6 +101,33 @@ def test_pairs_are_a_table_of_ones_own(index, tmp_path):
     assert rate == SAMPLE_RATE and np.allclose(part, whole[int(28.5 * rate) : int(38.5 * rate)], atol=1e-4)
 
 
+def test_a_table_outlasts_a_disk_that_is_not_mounted(index, tmp_path):
+    table = tmp_path / "good.csv"
+    mark(index, "a low hum", hit("low.wav"), True)
+    write_pairs(index, table)
+    whole = table.read_bytes()
+    (tmp_path / "in").rename(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"in: none of the 1 recordings marked good is there; mount its disk, or index"):
+        write_pairs(index, table)
+    assert table.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "text", ["file,caption\nrain.wav,rain\n", "file,caption,source\nrain.wav,rain,freesound:1\n", "notes", ""]
+)
+def test_a_table_of_ones_own_is_not_replaced(index, tmp_path, text):
+    table = tmp_path / "good.csv"
+    table.write_text(text)
+    mark(index, "a whistle", hit("long.wav", 33.0), True)
+    with pytest.raises(UserError, match=r"good.csv: was not written by `audio pairs`; choose another name"):
+        write_pairs(index, table)
+    assert table.read_text() == text and not (tmp_path / "good").exists()
+    table.unlink()
+    write_pairs(index, table)
+    mark(index, "a low hum", hit("low.wav"), True)
+    assert write_pairs(index, table).pairs == 2, "a table of this command is brought up to date"
+
+
 def test_what_is_a_mark():
     hits = [hit("a"), hit("b")]
     assert marked("+2", hits) == (hits[1], True) and marked(" -1\n", hits) == (hits[0], False)

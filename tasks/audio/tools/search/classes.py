@@ -49,6 +49,23 @@ def class_map(
     return average_precision(tie_groups(similarity, relevance, depth), relevance.sum(axis=1), depth)
 
 
+def fold_of(folds: Sequence[int], name: str) -> int:
+    """Return the fold that a model never heard.
+
+    Args:
+        folds: which fold each set of scenes held out that it was trained on (`export.test_folds`).
+        name: what errors call the model.
+
+    Raises:
+        UserError: where there is none: one set held out what another trained on.
+    """
+    held_out = set(folds) or {FOLD}
+    if len(held_out) > 1 or 0 in held_out:
+        scenes = "its scenes, or of those of what it started from"
+        raise UserError(f"{name}: heard every fold of {scenes}; leave --classes out")
+    return held_out.pop()
+
+
 def judge(embedder: Embedder, folder: Path, fold: int = FOLD, config: Config | None = None) -> dict[str, Any]:
     """Return how well words find the recordings of their class: what an exported file keeps as its `score`.
 

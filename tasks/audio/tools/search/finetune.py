@@ -43,7 +43,8 @@ def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Map
         changes: fields that are to be otherwise.
 
     Raises:
-        UserError: where there is no such model, the set has no training captions, or a change fits no field.
+        UserError: where there is no such model, the set has no training captions, or a change fits no field or not the
+            model's weights.
     """
     captions = int(info["captions"].get("training", 0))
     if not captions:
@@ -64,8 +65,16 @@ def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Map
     }
     own["chunk"] = base.chunk if base.chunk < batch else 0
     chosen = override(base, {**own, **changes, "patience": 0})
+    _check_text(start, base, chosen)
     waits = info["captions"].get("validation") and "validation" not in SPLITS[trained_on(chosen)]
-    return override(chosen, {"patience": changes.get("patience", base.epochs if waits else 0)})
+    return override(chosen, {"patience": changes.get("patience", chosen.epochs if waits else 0)})
+
+
+def _check_text(start: str, base: Config, chosen: Config) -> None:
+    """Refuse another text encoder than the weights hold, by whose name the run would be called wrongly."""
+    held, wanted = (getattr(config.text, "name", "untrained") for config in (base, chosen))
+    if start != "none" and held != wanted:
+        raise UserError(f"--set text: the weights of {start} hold their text encoder, {held}; leave it out")
 
 
 def _continued(start: str, storage: Storage) -> Config:

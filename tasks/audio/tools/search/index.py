@@ -146,6 +146,7 @@ def update(
         UserError: where the folder has no recordings, none can be read, the index is another folder's or model's or
             of another hop, or another process writes it.
     """
+    folder = folder.absolute()  # as other machines name it in their lines
     current, failures, others = scan(folder)
     _before(folder, out, embedder, hop)  # refuses before anything is made there
     with writing(out, patience), threads(1):  # on busy cores torch's threads mostly wait for each other

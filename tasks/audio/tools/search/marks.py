@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ WHOLE = 30.0
 """Seconds of a recording that is taken as a whole: Clotho's longest."""
 PART = 10.0
 """Seconds that are cut out of a longer one."""
+COLUMNS = ["file", "caption", "source"]
+"""Of a CSV of pairs; the source is the recording's content."""
 
 
 @dataclass(frozen=True)
@@ -101,25 +104,38 @@ def write_pairs(index: Index, table: Path) -> Pairs:
     """Write the good marks as a CSV that `retable audio finetune` takes: file, caption, source.
 
     Of a recording above 30 s the ten seconds around the hit are cut out, into a folder beside the CSV that is called
-    like it: the words say nothing of the rest.
+    like it: the words say nothing of the rest. A CSV that this function wrote is replaced.
 
     Raises:
-        UserError: where no hit was marked good, a recording cannot be read, or the files cannot be written.
+        UserError: where no hit was marked good, none of their recordings is there, one cannot be read, the CSV is
+            another one, or the files cannot be written.
     """
     marks = read_marks(index)
     good = [each for each in marks if each.good]
     if not good:
         raise UserError(f"{index.out}: no hit is marked good; mark some in `retable audio shell`: +1")
+    if table.exists() and not _is_pairs(table):
+        raise UserError(f"{table}: was not written by `audio pairs`; choose another name")
     rows, place = [], Storage.open(table.absolute().parent)
     for each in good:
         there = (index.folder / path for path in index.paths.get(each.content, ()))
         recording = next((path for path in there if path.is_file()), None)
         if recording is not None:
             rows.append((_file(each, recording, table, index.info["segment"], place), each.words, each.content))
+    if not rows:  # a table of before is worth more than an empty one
+        count = f"none of the {len(good)} recordings marked good is there"
+        raise UserError(f"{index.folder}: {count}; mount its disk, or index their new folder")
     text = io.StringIO(newline="")
-    csv.writer(text).writerows([("file", "caption", "source"), *rows])
+    csv.writer(text).writerows([COLUMNS, *rows])
     place.write(table.name, text.getvalue().encode())
     return Pairs(len(rows), len(marks) - len(good), len(good) - len(rows))
+
+
+def _is_pairs(table: Path) -> bool:
+    """Return whether a file is one of `write_pairs`: the columns, and rows that end in a recording's content."""
+    with disk_errors(str(table)):
+        first, *rows = table.read_text("utf-8", errors="replace").splitlines() or [""]
+    return first == ",".join(COLUMNS) and all(re.search(",[0-9a-f]{64}$", row) for row in rows)
 
 
 def _file(each: Mark, recording: Path, table: Path, segment: float, place: Storage) -> str:

@@ -208,8 +208,10 @@ def read_info(out: Path) -> dict[str, Any] | None:
     """Return what an index says of itself; None where there is none.
 
     Raises:
-        UserError: where `index.json` is not one of ours.
+        UserError: where `index.json` is not one of ours, or a file is in the folder's place.
     """
+    if out.is_file():
+        raise UserError(f"{out}: is a file; name an index's folder, by --index, or --out of a new one")
     try:
         info = Storage.open(out).read_json(INFO)
     except FileNotFoundError:
