@@ -230,10 +230,10 @@ def plan(
     from retable.platform.plan.graph import as_dot, as_text, build
 
     prices = prices or prices_file()
-    if cluster and Path(prices).resolve() == SHIPPED.resolve():
-        errors.print(f"prices: examples of {SHIPPED}; name a file with your own: --prices FILE", markup=False)
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
+    if cluster and Path(prices).resolve() == SHIPPED.resolve():
+        errors.print(f"prices: examples of {SHIPPED}; name a file with your own: --prices FILE", markup=False)
     work = retable.plan(*tables or (), scale=scale, set=parse_set(set or []), rows=rows or (), storage=storage)
     if graph:
         for line in (as_text if graph == "text" else as_dot)(build(work)):

@@ -154,7 +154,7 @@ def read_cluster(file: str, prices: Prices) -> Cluster:
         documents = [document for document in yaml.safe_load_all(Path(file).read_text()) if document is not None]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: the cluster file cannot be read ({_why(error)})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{file}: not a YAML file ({' '.join(str(error).split())})") from error
     if not documents or not all(isinstance(document, dict) for document in documents):
         raise UserError(f"{file}: not a Ray cluster file; name one such as cluster.yaml")

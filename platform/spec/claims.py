@@ -234,8 +234,10 @@ def ratio_of(above: npt.ArrayLike, below: npt.ArrayLike, about: str = "", form: 
     return Estimate(top / bottom, *ends(pairs.shape[1]), about, form, ends=ends)
 
 
-def joint_of(by_seed: npt.ArrayLike, low: float, high: float, about: str = "", form: str = "+.2f") -> Estimate:
-    """Return a mean over training seeds with a 95 % interval that also includes the noise of a test set (`widen`).
+def joint_of(
+    by_seed: npt.ArrayLike, low: float, high: float, about: str = "", form: str = "+.2f", level: float = 0.95
+) -> Estimate:
+    """Return a mean over training seeds with an interval that also includes the noise of a test set (`widen`).
 
     Args:
         by_seed: a value of each seed, (seeds,).
@@ -243,27 +245,29 @@ def joint_of(by_seed: npt.ArrayLike, low: float, high: float, about: str = "", f
         high: the upper end.
         about: what the mean is of.
         form: how it is printed.
+        level: how often such an interval holds the true mean.
     """
     values = np.asarray(by_seed, np.float64)
     mean, _ = seed_mean([values])
 
     def ends(count: float | None = None) -> tuple[float, float]:
-        return widen(mean, low, high, _half_width([values], 0.95, count))
+        return widen(mean, low, high, _half_width([values], level, count))
 
-    return Estimate(mean, *ends(), about, form, ends=ends)
+    return Estimate(mean, *ends(), about, form, level, ends)
 
 
-def bootstrap_of(by_seed: npt.ArrayLike, resampled: npt.ArrayLike) -> Estimate:
-    """Return a mean over training seeds with the 95 % percentile interval of a bootstrap, widened by the seeds' noise.
+def bootstrap_of(by_seed: npt.ArrayLike, resampled: npt.ArrayLike, level: float = 0.95) -> Estimate:
+    """Return a mean over training seeds with the percentile interval of a bootstrap, widened by the seeds' noise.
 
     Args:
         by_seed: a value of each seed, (seeds,).
         resampled: the mean over seeds of each sample of the test set, (samples,). How a sample is drawn is the task's.
+        level: of the interval.
 
     Source: Efron and Tibshirani 1993, section 13.3.
     """
-    low, high = np.percentile(np.asarray(resampled, np.float64), [2.5, 97.5])
-    return joint_of(by_seed, float(low), float(high))
+    low, high = np.percentile(np.asarray(resampled, np.float64), [50 * (1 - level), 50 * (1 + level)])
+    return joint_of(by_seed, float(low), float(high), level=level)
 
 
 def widen(mean: float, low: float, high: float, margin: float) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from retable.platform.console import (
     Into,
     Limit,
     Mirror,
+    Replace,
     Where,
     Yes,
     console,
@@ -91,7 +92,7 @@ def make(
     ] = "waveform",
     seed: Annotated[int, typer.Option(help="Seed of the scenes.", min=0)] = 0,
     workers: Workers = 1,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a data set of that name.")] = False,
+    replace: Replace = False,
 ) -> None:
     """Generate recordings with captions: of procedural sounds, or composed of real ones.
 
@@ -145,13 +146,14 @@ def compose(
         numbers: fields of `Composition`; `test_fold` among them.
         features: what is kept of a scene.
         workers: processes.
-        replace: whether a finished set of other contents is given up.
+        replace: whether a finished set is given up.
     """
     from retable.tasks.audio.collect.recordings import write_dataset
-    from retable.tasks.audio.prepare.prepare import check_new
+    from retable.tasks.audio.prepare.prepare import check_made
     from retable.tasks.audio.rewrite.augment import named, rewrite_items
     from retable.tasks.audio.tools.compose import Composition, clips, items
 
+    check_made(place, replace)
     folds = sorted({clip.fold for clip in clips(source)} - {numbers["test_fold"]})
     if len(folds) < 2:
         raise UserError(
@@ -159,7 +161,6 @@ def compose(
         )
     composition = Composition(folder=source, validation_fold=folds[-1], **numbers)
     made = rewrite_items(items(composition))
-    check_new(place, made, features, replace)
     with progress_bar(f"composing {name}") as show:
         held = numbers["test_fold"]
         return write_dataset(place, name, "generated", features, made, show, workers, named("keywords"), test_fold=held)

@@ -12,13 +12,13 @@ to the query than its relevant one, and how many are just as similar.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from retable.platform.spec.arrays import Array
-from retable.platform.spec.claims import Estimate, mean_of, widen
+from retable.platform.spec.claims import Estimate, bootstrap_of
 from retable.platform.train.seeds import generator
 
 Summaries = Mapping[str, Mapping[str, Array]]
@@ -294,17 +294,4 @@ def bootstrap(
         times = np.bincount(random.integers(number, size=number), minlength=number)
         total = sizes @ times
         resampled[sample] = np.mean(np.divide(sums @ times, total, out=np.zeros(len(rows)), where=total > 0))
-    return _joint(sums.sum(axis=1) / sizes.sum(axis=1), resampled, level)
-
-
-def _joint(by_seed: Float[Array, " seeds"], resampled: Float[Array, " samples"], level: float) -> Estimate:
-    """Return what `claims.bootstrap_of` does, at any level."""
-    low, high = np.percentile(resampled, [50 * (1 - level), 50 * (1 + level)])
-    trained = mean_of([by_seed], level=level)
-
-    def ends(count: float) -> tuple[float, float]:
-        assert trained.ends is not None
-        return widen(trained.value, float(low), float(high), trained.value - trained.ends(count)[0])
-
-    interval = ends(len(by_seed))
-    return replace(trained, low=interval[0], high=interval[1], ends=ends)
+    return bootstrap_of(sums.sum(axis=1) / sizes.sum(axis=1), resampled, level)

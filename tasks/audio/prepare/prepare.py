@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
-from retable.platform.spec.task import data_folder
+from retable.platform.spec.task import check_new, data_folder
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.collect.recordings import Features, Item, read_recordings, write_dataset
+from retable.tasks.audio.collect.recordings import write_dataset
 from retable.tasks.audio.config import Config
 
 GENERATED = "generated-"
@@ -67,7 +66,7 @@ def make_generated(place: Storage, name: str, size: str, replace: bool = False) 
         place: the data set's folder.
         name: the data set's.
         size: of the world.
-        replace: whether a finished set of other contents is given up.
+        replace: whether a finished set is given up.
 
     Raises:
         UserError: where there is no such size, the folder holds other data, or it cannot be written.
@@ -78,33 +77,21 @@ def make_generated(place: Storage, name: str, size: str, replace: bool = False) 
     chosen = world(size)
     place.check_writable()
     made = rewrite_items(items(chosen))
-    check_new(place, made, "mel", replace)
+    check_made(place, replace)
     workers = (os.cpu_count() or 1) if len(made) > FEW else 1
     with progress_bar(f"generating {name}") as show:
         return write_dataset(place, name, "generated", "mel", made, show, workers, named("keywords"))
 
 
-def check_new(place: Storage, made: Sequence[Item], features: Features, replace: bool) -> None:
-    """Refuse to make a data set where imported recordings are or, unless they are to be replaced, other made ones.
-
-    Seconds are not compared, as only the sound of a real recording tells them. A set whose table is broken is made
-    again.
+def check_made(place: Storage, replace: bool) -> None:
+    """Refuse to make a data set where imported recordings are or, unless it is to be replaced, a made one.
 
     Raises:
         UserError: then.
     """
-    if not place.exists("dataset.json"):
-        return
-    info = place.read_json("dataset.json")
-    if info.get("kind") != "generated":
+    if place.exists("dataset.json") and place.read_json("dataset.json").get("kind") != "generated":
         raise UserError(f"{place}: holds other data; choose another --name")
-    try:
-        there = [dataclasses.replace(each, seconds=0.0) for each in read_recordings(place)]
-    except UserError:
-        return
-    wanted = [dataclasses.replace(each, seconds=0.0) for each, _ in made]
-    if not replace and (there != wanted or info.get("features") != features):
-        raise UserError(f"{place}: a data set is there already; keep it, or replace it by --replace")
+    check_new(place, replace)
 
 
 def is_published(info: Mapping[str, Any]) -> bool:
