@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import typer
 from typer.core import TyperGroup
 
-from retable.platform.errors import UserError, one_line
+from retable.platform.errors import one_line
 from retable.platform.spec import task as tasks
 from retable.platform.spec.extras import check
 from retable.platform.store.storage import Record
@@ -116,8 +116,8 @@ def entry(name: str) -> Record:
             "tables": {table: content.title for table, content in task.tables().items()},
             "scales": {scale: str(content) for scale, content in task.scales().items()},
         }
-    except UserError as error:  # the others are listed nevertheless
-        return {"missing": str(error)}
+    except Exception as error:  # a task's own functions may raise anything; the others are listed nevertheless
+        return {"missing": one_line(error)}
 
 
 def commands_of(name: str) -> Record:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from retable.platform.config import fingerprint, override
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, one_line
 from retable.platform.plan.plan import compile_plan
 from retable.platform.spec import task as tasks
 from retable.platform.store.query import Run, folders_in, list_runs
@@ -102,8 +102,8 @@ def _find_references(storage: Storage, notes: list[str]) -> References:
                 task = tasks.find(name)
                 every: list[tuple[str, str, dict[str, object]]]
                 every = [(table, scale, {}) for table in task.tables() for scale in task.scales()]
-            except UserError as error:
-                notes.append(f"left alone: all of {name} ({error})")
+            except Exception as error:  # a task's own functions may raise anything
+                notes.append(f"left alone: all of {name} ({one_line(error)})")
                 continue
             named.tasks.add(name)
             own = [entry for entry in requests if entry["table"].startswith(f"{name}/") and entry["set"]]
