@@ -12,6 +12,6 @@ SPACE = Space(
     },
     metric="return",
     mode="max",
-    # Episodes of no table: what is chosen here was not chosen by what it is compared in.
+    # No table plays these episodes: what a sweep chooses is judged by others.
     view={"policy": "bcq", "samples": 10, "episodes": 2, "seed": 1_000_000},
 )

@@ -37,6 +37,12 @@ def test_each_number_is_the_one_of_its_cell(task, shipped):
     assert any(isinstance(piece, Cited) for piece in findings(task))
 
 
+def test_no_test_of_a_claim_fails_on_what_comes_along(shipped):
+    """A claim whose test raises is not tested: on pages of results that come along it would pass for one."""
+    verdicts = [claim.because for part in shipped[1] for claim in part.claims]
+    assert verdicts and not [because for because in verdicts if "its test fails" in because]
+
+
 def test_a_report_may_show_a_task_that_is_not_installed():
     assert findings("of_another_lab") == []
 

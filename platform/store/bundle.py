@@ -21,7 +21,7 @@ from typing import IO
 
 from retable.platform.errors import UserError, words
 from retable.platform.store.run import safe, sha256
-from retable.platform.store.storage import Record, whole
+from retable.platform.store.storage import Record, whole_file
 
 FORMAT = 1
 MANIFEST = "bundle.json"
@@ -131,7 +131,7 @@ def write_bundle(file: Path, about: Mapping[str, object], files: Mapping[str, Ca
     manifest = json.dumps({"format": FORMAT, **about, "members": listed}, sort_keys=True).encode()
     _check_sizes(listed, len(manifest), _is_heavy(about))
     with (
-        whole(file) as writing,
+        whole_file(file) as writing,
         lzma.open(writing, "wb", preset=6) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
     ):

@@ -29,7 +29,7 @@ _OBJECT_STORES = ("s3", "gcs", "abfs")
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def whole_file(path: Path) -> Iterator[Path]:
     """Yield a path with the suffix of `path`, in lower case, whose file becomes `path` once it is written whole.
 
     Raises:

@@ -156,11 +156,12 @@ class Served(Generic[T]):
             UserError: at the start, where a file is not on the storage, or another one.
         """
         wanted = {model.sha256: model.name for model in models_of(config) if model.task == self.task}
+        first = not self.models
         try:
             for sha256, name in wanted.items():
                 await self.model(sha256, name)
         except Problem as problem:
-            if not self.models:
+            if first:
                 raise (problem.__cause__ or problem) from None  # Serve shows the last line
             return
         self.models = {sha256: self.models[sha256] for sha256 in wanted}

@@ -182,6 +182,8 @@ def validate(learner: ForecastLearner, data: Any) -> list[dict[str, float]]:
     It is the `iou` of `metrics.scores`: a place where neither radar nor forecast has rain counts as 0. Each worker
     takes its share of the sequences; the counts of all are added up.
     """
+    if not data.validated:  # an own set may have none
+        return [{}]
     learner.share_buffers()
     shards = {shard: n for n, shard in enumerate(data.validated)}
     device = learner.worker.device
@@ -195,8 +197,6 @@ def validate(learner: ForecastLearner, data: Any) -> list[dict[str, float]]:
         either = ((forecast | rain) & seen).sum(dim=(1, 2, 3))
         for sample, shard in enumerate(batch.shard):
             counts[shards[shard]] += torch.stack([both[sample], either[sample]])
-    if not shards:  # an own set may have no validation
-        return [{}]
     counts, loss = learner.worker.mean(counts) * learner.worker.world, learner.worker.mean(loss) * learner.worker.world
     hits, unions = counts.T.cpu().numpy()
     ious = metrics.ratio(hits, unions, 0.0)

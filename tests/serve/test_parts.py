@@ -899,8 +899,9 @@ def test_a_replica_holds_the_models_that_are_served_and_finds_others_while_it_is
 
     async def swaps():
         toys = Toys(storage, "rl", 1, 1.0)
-        with pytest.raises(UserError, match="not there"):
-            await toys.reconfigure(models.config_of([gone]))
+        for start in ([gone], [kept[0], gone]):
+            with pytest.raises(UserError, match="not there"):
+                await Toys(storage, "rl", 1, 1.0).reconfigure(models.config_of(start))
         await toys.reconfigure(models.config_of([*kept[:2], other]))
         assert list(toys.models.values()) == [b"\0", b"\1"] and (await toys.ready(list(toys.models))).status == 200
         await toys.reconfigure(models.config_of([gone]))

@@ -76,8 +76,8 @@ def make_generated(place: Storage, name: str, size: str, replace: bool = False) 
 
     chosen = world(size)
     place.check_writable()
-    made = rewrite_items(items(chosen))
     check_made(place, replace)
+    made = rewrite_items(items(chosen))
     workers = (os.cpu_count() or 1) if len(made) > FEW else 1
     with progress_bar(f"generating {name}") as show:
         return write_dataset(place, name, "generated", "mel", made, show, workers, named("keywords"))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
-from retable.platform.store.storage import whole
+from retable.platform.store.storage import whole_file
 from retable.tasks.style.files import hdr
 
 Pixels = UInt8[np.ndarray, "height width 3"]
@@ -276,7 +276,7 @@ def write(
     """
     path = Path(path)
     data = _encode(pixels, alpha, icc, check_suffix(path), str(path))
-    with whole(path) as writing:
+    with whole_file(path) as writing:
         writing.write_bytes(data)
 
 

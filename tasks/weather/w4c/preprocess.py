@@ -47,7 +47,7 @@ def normalise(satellite: Array, copy: bool = True) -> Array:
 
     Missing values (infinite, not a number) become 0 first, as in the kit: brightness temperatures of 0 K, some 17
     standard deviations low, which a network can tell from any cloud. Every number depends on itself alone, so batches
-    may be split anywhere. Without `copy`, float32 images are changed in place.
+    may be split anywhere. Without `copy`, float32 images in C order are changed in place.
     """
     shape = (len(CHANNELS), 1, 1)
     low, high, mean, std = (numbers.reshape(shape) for numbers in (LOW, HIGH, MEAN, STD))

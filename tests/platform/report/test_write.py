@@ -220,6 +220,19 @@ def details_of(into):
     return json.loads(text.removeprefix("retable(").removesuffix(");\n"))
 
 
+def test_a_figure_whose_drawing_fails_says_why_and_leaves_the_rest(filled, capsys):
+    def broken(results):
+        raise KeyError("acuracy")
+
+    task, figure = find_table("line/figure1")
+    plan = compile_plan({"line/figure1": (task, replace(figure, draw=broken))}, filled[0])
+    into = filled[0] / "broken"
+    part = fill_and_keep(plan, into)["line/figure1"]
+    why = r"line/figure1: its drawing fails: KeyError: 'acuracy' \(test_write.py:\d+\)"
+    assert part.drawn and re.search(why, " ".join(capsys.readouterr().err.split()))
+    assert part.filled and into.read("line-figure1-quick.png").startswith(b"\x89PNG")
+
+
 def test_a_figure_is_drawn_and_its_numbers_are_beside_it(filled):
     storage, part = filled
     fill_and_keep(compile_plan({"line/figure1": find_table("line/figure1")}, storage))

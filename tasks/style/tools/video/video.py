@@ -25,7 +25,7 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.execute.session import cluster_resources, cpu_share
-from retable.platform.store.storage import whole
+from retable.platform.store.storage import whole_file
 from retable.tasks.style.tools.video import frames as files
 from retable.tasks.style.tools.video.frames import CODECS, Clip, Frame, Reader
 
@@ -93,7 +93,7 @@ def stylise_video(
     """
     started, notes = time.monotonic(), list[str]()
     check_target(source, target, overwrite)
-    with whole(target) as path:
+    with whole_file(target) as path:
         clip = files.probe(source, start, duration)
         decoded = files.read(clip, notes, size, reader)
         with closing(stylised(decoded, stylise, batch)) as made:

@@ -15,7 +15,7 @@ import numpy as np
 import pyproj
 
 from retable.platform.spec.arrays import Array
-from retable.platform.store.storage import whole
+from retable.platform.store.storage import whole_file
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import MINUTES
 
@@ -56,7 +56,7 @@ def export(
         raise ValueError(
             f"steps {steps.shape} and times {None if times is None else times.shape} are not (n, L, S, S) and (n,)"
         )
-    with whole(path) as writing, h5netcdf.File(writing, "w") as file:
+    with whole_file(path) as writing, h5netcdf.File(writing, "w") as file:
         file.dimensions = dict(zip(("sequence", "lead_time", "y", "x"), steps.shape, strict=True))
         write_leads(file, steps.shape[1])
         names = [] if times is None else write_times(file, times, steps.shape[1])

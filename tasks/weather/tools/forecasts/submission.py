@@ -25,7 +25,7 @@ import numpy as np
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
-from retable.platform.store.storage import whole
+from retable.platform.store.storage import whole_file
 from retable.tasks.weather.config import CORE_REGIONS, TRANSFER_REGIONS
 from retable.tasks.weather.metrics import cut
 
@@ -63,7 +63,7 @@ def write(path: Path, predictions: Iterable[tuple[int, str, Array]], threshold: 
     """
     written: set[str] = set()
     # Stored: the files are compressed inside.
-    with whole(path) as writing, zipfile.ZipFile(writing, "w") as archive:
+    with whole_file(path) as writing, zipfile.ZipFile(writing, "w") as archive:
         for year, region, steps in predictions:
             name = f"{year}/{region}.pred.h5"
             if name in written or steps.ndim != 4:
