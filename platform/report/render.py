@@ -88,11 +88,10 @@ def _empty_columns(part: FilledTable) -> Iterator[str]:
     measured = sorted({name for row in rows for each in row.replicates for name in each.metrics})
     for place, column in enumerate(part.columns):
         if rows and not any(row.cells[place].measured for row in rows):
-            kept = f"remove runs/{part.name.partition('/')[0]}/*/views, and the same command scores anew"
-            yield (
-                f"No run has the metric of column {column.header!r}; measured are {and_more(measured, 12)}. Scores are "
-                f"kept: where `evaluate` returns it only now, {kept}."
-            )
+            task, known = part.name.partition("/")[0], and_more(measured, 12)
+            kept = f" Scores are kept: if `evaluate` returns it only now, remove runs/{task}/*/views and run again."
+            told = "" if own_folder(task) is None else kept  # the papers' raise their `version`
+            yield f"No run has the metric of column {column.header!r}; measured are {known}.{told}"
 
 
 def other_code(part: FilledTable) -> str:
