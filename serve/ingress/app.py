@@ -82,6 +82,10 @@ class Ingress:
         self.gate.app = routes_of(served, self.ask, self.limits, self.storage)
         self.metrics.serve(served)
 
+    async def answering(self) -> set[str]:
+        """Return the digests of the models that are served."""
+        return {model.sha256 for own in self.models.values() for model in own}
+
     async def drain(self, seconds: float) -> int:
         """Refuse new requests, and wait for the open ones; return how many are left."""
         self.gate.closing = True

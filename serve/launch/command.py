@@ -62,7 +62,7 @@ def run(wanted: Json, storage: str, address: Json, replicas: Sequence[str], conf
 
 
 def renew(
-    models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Callable[[Sequence[Model]], None]
+    models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Callable[[Sequence[Model]], set[str]]
 ) -> list[Model]:
     """Choose the models of the served tasks again; deploy changes, print them, and return the models."""
     try:
@@ -72,15 +72,17 @@ def renew(
         if old.keys() == new.keys():
             console.print("chosen again: nothing has changed")
             return list(models)
-        swap(chosen)
+        answering = swap(chosen)
     except UserError as error:
         errors.print(f"note: {error}; what is served stays", markup=False)
         return list(models)
-    for sha256 in new.keys() - old.keys():
+    for sha256 in new.keys() - answering:
+        errors.print(f"note: {describe(new[sha256])} is not served (Ray's log says why); what is stays", markup=False)
+    for sha256 in answering - old.keys():
         console.print(f"now: {describe(new[sha256])}", markup=False)
-    for sha256 in old.keys() - new.keys():
+    for sha256 in old.keys() - answering:
         console.print(f"no longer: {describe(old[sha256])}", markup=False)
-    return chosen
+    return [model for sha256, model in (old | new).items() if sha256 in answering]
 
 
 def _write_config(file: str, text: str) -> None:

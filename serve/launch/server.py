@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import ray
 from ray import serve
@@ -47,7 +47,7 @@ WATCH, _MISSED = 1.5, 3
 """Seconds between two looks at Ray, and how many in a row find it gone before it is."""
 _ENDING, LAST = 5.0, 30.0
 """Seconds in which Ray ends where it is gone, and otherwise; then the process does, as Ray may block indefinitely."""
-Swap = Callable[[Sequence[Model]], None]
+Swap = Callable[[Sequence[Model]], set[str]]
 """Serves other models of the same tasks from then on."""
 
 
@@ -195,8 +195,10 @@ def deploy(
     storage: Storage,
     scaling: Mapping[str, Json],
     models: Sequence[Model],
-) -> None:
+) -> set[str]:
     """Deploy the application with these models and wait until it runs; a running one is updated.
+
+    Returns the digests of what is served then: of a task whose new models do not answer, those before.
 
     Raises:
         UserError: where a deployment does not come up.
@@ -206,7 +208,8 @@ def deploy(
     if _leaving.is_set():  # an interrupt left `watched`, whose thread goes on
         raise UserError("serve: it is ending")
     try:
-        serve.run(made, name=name, route_prefix=address.prefix, logging_config=application.LOGS)
+        running = serve.run(made, name=name, route_prefix=address.prefix, logging_config=application.LOGS)
+        return cast(set[str], running.answering.remote().result(timeout_s=PATIENCE))
     except (RuntimeError, TimeoutError, RayError) as error:
         raise UserError(f"serve: a deployment does not start: {reason(error, name)}") from error
 

@@ -209,11 +209,16 @@ class Chosen:
 
 def test_a_hangup_chooses_again_and_says_what_changed(served, storage, monkeypatch, capsys):
     monkeypatch.setattr(command, "IsolatedCall", Chosen)
-    swapped = []
+    swapped, refused = [], set()
+
+    def swap(chosen):
+        swapped.append(chosen)
+        answer = [served[0] if model.sha256 in refused else model for model in chosen]
+        return {model.sha256 for model in answer}
 
     def renew(found):
         Chosen.next = found
-        return command.renew(served[:1], choice.Wanted(), storage, swapped.append), capsys.readouterr()
+        return command.renew(served[:1], choice.Wanted(), storage, swap), capsys.readouterr()
 
     kept, said = renew(served[:1])
     assert kept == served[:1] and not swapped and "nothing has changed" in said.out
@@ -222,6 +227,11 @@ def test_a_hangup_chooses_again_and_says_what_changed(served, storage, monkeypat
     assert kept == served[1:] == swapped[0]
     assert f"now: rl/InvertedPendulum 1: ; file {served[1].sha256[:8]}" in said.out.replace("\n", "")
     assert "no longer: rl/InvertedPendulum 0" in said.out
+    refused.add(served[1].sha256)  # a replica could not load it: what is served stays, and nothing else is said
+    kept, said = renew([served[1]])
+    assert kept == served[:1] and "now:" not in said.out and "no longer:" not in said.out
+    assert "note: rl/InvertedPendulum 1" in said.err and "is not served" in said.err
+    del swapped[1:]
     for trouble in (UserError("the disk is full"), [other]):
         kept, said = renew(trouble)
         assert kept == served[:1] and len(swapped) == 1

@@ -79,7 +79,7 @@ def test_a_swap_under_load_drops_nothing_and_starts_no_replica_again(server):
         time.sleep(1)
         for seed in (1, 2, 0, 1):
             begun = time.monotonic()
-            swap([made[seed]])
+            assert swap([made[seed]]) == {made[seed].sha256}
             done = time.monotonic()
             assert np.abs(client.act("InvertedPendulum", OBSERVATIONS, 5) - actions(seed)).max() <= 1e-5
             time.sleep(1)
@@ -102,7 +102,7 @@ def test_a_swap_to_what_is_not_there_leaves_replicas_as_they_are(server):
     swap([made[1]])
     before = toys.replicas("rl")
     with Load(Client(client.url, tries=1)) as load:
-        swap([gone])
+        assert swap([gone]) == {made[1].sha256}
         assert [model["sha256"] for model in client.models()] == [made[1].sha256]
         assert np.abs(client.act("InvertedPendulum", OBSERVATIONS, 5) - actions(1)).max() <= 1e-5
         assert client.ask("GET", "/-/readyz").status == 200
