@@ -514,7 +514,7 @@ def _print_sweep(result: SweepResult) -> None:
         shown.add_row(*words, Text(_point_line(point.overrides)))
     console.print(shown)
     if len(result.points) > most:
-        console.print(f"{len(result.points) - most} more points: sweeps/ on the storage has all, as CSV")
+        console.print(f"{len(result.points) - most} more points are in the CSV")
     notes = Counter(point.note for point in result.points if point.note)
     for note, count in notes.items():
         console.print(f"{count} point{'s' if count > 1 else ''} without a value: {note}", markup=False)
@@ -522,6 +522,7 @@ def _print_sweep(result: SweepResult) -> None:
         console.print(f"{len(result.ties)} points tie at {result.best.value:.4g}; the first of them is named")
     console.print(f"winner: {_point_line(result.best.overrides)}", markup=False)
     console.print(f"its run: {result.command(result.best)}", markup=False)
+    console.print(f"all points: {result.files}.csv, drawn: {result.files}.png", markup=False, soft_wrap=True)
 
 
 def _point_line(overrides: Mapping[str, object]) -> str:

@@ -88,6 +88,8 @@ class SweepResult:
     """Changes to every point that the caller made."""
     points: Sequence[Point]
     """Best first; then those without a value."""
+    files: str = ""
+    """Where its files are written, without `.json`, `.csv` and `.png`."""
 
     @property
     def best(self) -> Point:
@@ -327,7 +329,8 @@ def run_sweep(
     valued = [point for point in points if point.value is not None]
     best_first = sorted(valued, key=lambda point: point.value or 0.0, reverse=chosen.mode == "max")
     rest = [point for point in points if point.value is None]
-    result = SweepResult(name=sweep.name, space=chosen, scale=scale, changes=changes, points=[*best_first, *rest])
+    ordered, files = [*best_first, *rest], str(storage / path)
+    result = SweepResult(name=sweep.name, space=chosen, scale=scale, changes=changes, points=ordered, files=files)
     result.write(storage, path)
     return result
 

@@ -67,7 +67,8 @@ def scored(storage, config, folder, **view):
 
 
 def result(points, space=GRID, **more):
-    return SweepResult(**{"name": "s", "space": space, "scale": "smoke", "changes": {}, "points": points, **more})
+    fixed = {"name": "s", "scale": "smoke", "changes": {}, "files": "out/sweeps/s-1"}
+    return SweepResult(**{**fixed, "space": space, "points": points, **more})
 
 
 def test_changes_of_the_view_are_told_from_those_of_the_config():
@@ -317,11 +318,12 @@ def test_the_command_prints_points_ties_and_the_winner_as_set_options(monkeypatc
     assert lines[1].split(maxsplit=4)[-1].strip() == "--set rate=0.1  view: limit=0.25"
     assert lines[3].split(maxsplit=4)[-1].strip() == "view: limit=1"
     assert lines[4].split()[0] == "diverged"
-    assert lines[-4:] == [
+    assert lines[-5:] == [
         "1 point without a value: diverged: loss is nan",
         "2 points tie at 0.5; the first of them is named",
         "winner: --set rate=0.1  view: limit=0.25",
         "its run: retable train halves --scale smoke --set rate=0.1",
+        "all points: out/sweeps/s-1.csv, drawn: out/sweeps/s-1.png",
     ]
     assert heard["resources"].stream is True and heard["samples"] == 3 and heard["space"] == "halves_grid"
 
