@@ -149,9 +149,10 @@ def runs(
     """
     from retable.platform.store.query import differs, list_runs, select, usual
 
-    title = f"{storage}: reading what is not in the index"
+    place = Storage.open(storage)
+    title = f"{place}: reading what is not in the index"
     with progress_bar(title) if console.is_interactive else nullcontext() as report:
-        every = list_runs(Storage.open(storage), task, report)
+        every = list_runs(place, task, report)
     selected = select(every, parse_set(where or [], "--where"), state or (), sort)
     most = limit if limit is not None else 0 if as_json else MOST
     shown = selected[:most] if most else selected

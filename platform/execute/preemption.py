@@ -186,7 +186,7 @@ def _newest_record(folder: RunFolder) -> dict[str, Any]:
 
 
 def _send_sigterm(processes: Sequence[tuple[str, int, float]]) -> None:
-    """Send SIGTERM to the processes of this namespace: (process namespace, pid, creation time)."""
+    """Send SIGTERM to the processes of this namespace: (process namespace, pid, when it started)."""
     here = lease.process_namespace()
     for place, pid, born in processes:
         if place == here and not lease.is_over({"place": place, "pid": pid, "born": born}):

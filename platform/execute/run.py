@@ -16,7 +16,7 @@ from retable.platform.execute.session import (
     resource_of,
 )
 from retable.platform.execute.trials import Launch
-from retable.platform.plan.plan import Plan, Prediction, Scoring, Training, compile_plan
+from retable.platform.plan.plan import Plan, Prediction, Scoring, Training
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.table import split_view
 from retable.platform.store import provenance
@@ -34,10 +34,8 @@ def execute(work: Plan, resources: Resources, finish: Callable[[], object] = lam
         return {}
     with interruptible():
         work.storage.check_writable()
-        if prepare_data(_at_once(work), work.storage) and work.tables:  # of other data, finished runs no longer count
-            on = work.measure_on
-            request = (work.tables, work.storage, work.scale, work.changes, work.rows)
-            work = compile_plan(*request, retry=work.retry, train=work.train)
+        if prepare_data(_at_once(work), work.storage):  # of other data, finished runs no longer count
+            on, work = work.measure_on, work.again()
             work.measure_on = on
         work.data_notes()  # data that do not fit are refused before Ray starts
         with ray_cluster(nested=_in_groups(work, resources)):

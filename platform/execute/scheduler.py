@@ -305,6 +305,9 @@ class Scheduler:
                 alone = {**spec, "members": [member]}
                 self.held_by_others[training.folder.path] = (alone, StaleLeaseWatcher(training.folder))
                 continue
+            if taken and training.folder.result() is None:  # it was stopped with one that was taken
+                self.enqueue({**spec, "members": [member], "dead": [0]})
+                continue
             over += 1
             key = train_key(training.folder.path)
             if FAILURE in last:

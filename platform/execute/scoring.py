@@ -118,7 +118,7 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
 def _predict_shards(task_name: str, config: Config, view: View, folder: RunFolder, joined: bool) -> str | None:
     task = find(task_name)
     try:
-        source = Source.of(folder.storage, task.dataset.where(config))
+        source = _source_of(task, config, folder)
         place = folder.artifacts(view, weights_digest(folder, view))
         names = ("predictions.npz", "summary.npz") if joined else ("summary.npz",)
         weights, again = None, _begun_again()
@@ -134,6 +134,7 @@ def _predict_shards(task_name: str, config: Config, view: View, folder: RunFolde
                 write_arrays(place, f"{shard}/predictions.npz", predictions)
             write_arrays(place, f"{shard}/summary.npz", task.summarise(config, view, predictions, source, shard))
         if weights is not None:
+            place.remove("deaths.json")
             folder.folder.remove(f"views/{view_key(view)}/{TRACEBACK}")
     except Exception as error:
         return failed(folder, view, error)
@@ -159,6 +160,18 @@ def _count_death(place: Storage, shard: str) -> None:
         place.remove("deaths.json")
         raise UserError(f"its process died {DEATHS} times at {shard}; it may need more memory than there is")
     place.write_json("deaths.json", {shard: died})
+
+
+def _source_of(task: Task, config: Config, folder: RunFolder) -> Source:
+    """Return the data set of a finished run.
+
+    Raises:
+        UserError: where it is not the one that the run was trained on.
+    """
+    source, result = Source.of(folder.storage, task.dataset.where(config)), folder.outcome()
+    if result is not None and result["data"] != source.info["digest"]:
+        raise UserError(f"{source.folder}: not the data that the run was trained on; train it again, or put those back")
+    return source
 
 
 def weights_digest(folder: RunFolder, view: View) -> str:
@@ -212,7 +225,7 @@ def score_one(task_name: str, config: Config, view: View, folder: RunFolder) -> 
     task = find(task_name)
     try:
         start = time.perf_counter()
-        source = Source.of(folder.storage, task.dataset.where(config))
+        source = _source_of(task, config, folder)
         metrics = task.evaluate(config, view, summaries(task, config, view, folder), source)
         folder.save_scores(view, weights_digest(folder, view), metrics, time.perf_counter() - start)
         folder.folder.remove(f"views/{view_key(view)}/{TRACEBACK}")

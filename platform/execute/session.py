@@ -55,6 +55,8 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod of Kubernetes finds who it is."""
 _session = ExitStack()
 """What `start_ray` has changed in this process, and `end_ray` restores."""
+_starting, _users = threading.Lock(), 0
+"""How many threads use a Ray that this process has started, held while it starts or ends."""
 _MESSAGES = "retable.txt"
 """File beside Ray's logs: what Ray said of lost processes and machines."""
 _RETRIED = "so the task will be retried"
@@ -156,18 +158,26 @@ def ray_cluster(nested: bool = False) -> Iterator[None]:
     """
     import ray
 
-    if ray.is_initialized():
+    global _users
+    if ray.is_initialized() and not _users:  # the user's own
         with switches():
             yield
         return
     with interruptible() as interrupt:
+        with _starting:  # calls in several threads share one Ray, which the last of them ends
+            _users += 1
         try:
-            start_ray(nested, interrupt)
+            with _starting:
+                if not ray.is_initialized():
+                    start_ray(nested, interrupt)
             yield
         finally:
             if interrupt:
                 interrupt.announce()  # before Ray ends: while it does, it takes our handler away
-            end_ray()
+            with _starting:
+                _users -= 1
+                if not _users:
+                    end_ray()
 
 
 def start_ray(nested: bool, interrupt: Interrupt | None) -> None:

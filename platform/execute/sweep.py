@@ -190,8 +190,13 @@ def _is_logarithmic(domain: Any, places: Sequence[Any]) -> bool:
 
 
 def _write_points(storage: Storage, path: str, points: Sequence[Point]) -> None:
-    """Write a sweep's points: the journal that the same command reads and goes on from."""
-    storage.write_json(path, [asdict(point) for point in points])
+    """Write a sweep's points: the journal that the same command reads and goes on from.
+
+    What another command has written there meanwhile stays, but for the same points that are over here and not there.
+    """
+    kept = {point.key: point for point in read_points(storage, path)}
+    kept |= {point.key: point for point in points if point.ended or not (point.key in kept and kept[point.key].ended)}
+    storage.write_json(path, [asdict(point) for point in kept.values()])
 
 
 def read_points(storage: Storage, path: str) -> list[Point]:
@@ -356,8 +361,8 @@ def _run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Re
     """Train each config of the points once, and score every view of it, as a table's rows are."""
     configs, views = [sweep.config(point) for point in known], [sweep.view(point) for point in known]
     plan = sweep.plan(configs, views)
-    if not sweep.storage.exists(path):  # from now on `gc` keeps the runs
-        _write_points(sweep.storage, path, [Point(dict(point), sweep.folder(point).fingerprint) for point in known])
+    # From now on `gc` keeps the runs.
+    _write_points(sweep.storage, path, [Point(dict(point), sweep.folder(point).fingerprint) for point in known])
     failures = execute(plan, resources)
     plan = sweep.plan(configs, views)
     points: dict[str, Point] = {}
@@ -370,7 +375,8 @@ def _run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Re
         note_value(point, sweep, {FAILURE: failure} if failure else metrics)
         point.note = training.status if training.status == "parent diverged" else point.note
         points.setdefault(point.key, point)
-    return list(points.values())
+    before = {point.key: point for point in read_points(sweep.storage, path) if point.ended}  # of more samples
+    return list((before | points).values())
 
 
 def measured(folder: RunFolder, view: View) -> dict[str, Any]:
@@ -531,13 +537,15 @@ def try_point(spec: Mapping[str, object], launch: SweepLaunch) -> None:
         config, view, folder = sweep.config(point), sweep.view(point), sweep.folder(point)
         while True:
             digest = data_digest(sweep.storage, sweep.task.dataset.where(config))
-            state = status(folder, tuple(sweep.task.keep(config)), digest)
+            keep = tuple(sorted({config.epochs, *sweep.task.keep(config)}))
+            unscored = folder.scores(view, weights_digest(folder, view)) is None
+            state = status(folder, keep, digest, weights=unscored)
             if state in ("done", "diverged"):
                 nan = {"epoch": config.epochs, sweep.space.metric: math.nan}
                 tune.report(nan if state == "diverged" else scored(sweep, config, view, folder))
                 return
-            keep, needs = (tuple(sweep.task.keep(config)),), launch.needs(spec)
-            job = Job(sweep.task.name, (config,), keep, view, sweep.space.metric, dead=(dead,), needs=needs)
+            needs = launch.needs(spec)
+            job = Job(sweep.task.name, (config,), (keep,), view, sweep.space.metric, dead=(dead,), needs=needs)
             try:
                 run_job(job, launch, f"{launch.id} {tune.get_context().get_trial_id()}")
                 return

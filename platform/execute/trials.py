@@ -107,10 +107,10 @@ class Members:
         """Check that this trial still owns all of the runs.
 
         Raises:
-            LeaseLost: if another attempt owns one.
+            LeaseLost: if another attempt owns one; of all that are so.
         """
-        for attempt in self.attempts:
-            attempt.check_owner()
+        if lost := [attempt.folder for attempt in self.attempts if not attempt.owns()]:
+            raise lease.LeaseLost(lost)
 
     def note(self, text: str) -> None:
         """Keep a line about an event with each attempt."""
@@ -136,23 +136,27 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
     steps = [set(folder.checkpoints()) for _, _, folder, _ in todo]
     step = max(set.intersection(*steps), default=0) if steps else 0
     ours, taken = [], []
-    for config, keep, folder, number in todo:
-        try:
-            attempt = lease.acquire(folder, work, step, number)
-        except lease.LeaseLost:
-            taken.append(folder)
-            continue
-        except lease.Died as error:  # with all members of its stack
-            for _, _, each, _ in todo:
-                each.fail(str(error))
-            raise
-        state = status(folder, keep, digest, weights=True)
-        if state in anew:
-            forget(folder, state == "data changed")
-        if state in ("done", *over):  # another one has just ended
-            attempt.write_state("released", -1)
-        else:
+    try:
+        for config, keep, folder, number in todo:
+            try:
+                attempt = lease.acquire(folder, work, step, number)
+            except lease.LeaseLost:
+                taken.append(folder)
+                continue
+            state = status(folder, keep, digest, weights=True)
+            if state in ("done", *over):  # another one has just ended
+                lease.release([attempt])
+                continue
+            if state in anew:  # what it kept is kept again: views of other commands ask for it
+                keep = tuple(sorted({*keep, *map(int, (folder.outcome() or {"weights": ()})["weights"])}))
+                forget(folder, state == "data changed")
             ours.append((config, keep, folder, attempt))
+    except BaseException as error:
+        if isinstance(error, lease.Died):  # with all members of its stack
+            for folder in [each for _, _, each, _ in todo if lease.is_free(each, work)]:
+                folder.fail(str(error))
+        lease.release([attempt for *_, attempt in ours])
+        raise
     configs, keeps, places, mine = zip(*ours, strict=True) if ours else ((), (), (), ())
     return Members(dataclasses.replace(job, configs=configs, keep=keeps, dead=()), places, mine), taken
 

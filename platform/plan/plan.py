@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -173,6 +173,8 @@ class Plan:
     storage: Storage
     tables: Mapping[str, tuple[Task, Table | Figure]]
     """At their scale, with the user's changes."""
+    again: Callable[[], Plan] = field(repr=False)
+    """Compiles it anew, by what is on the storage then."""
     scale: str = ""
     changes: Mapping[str, object] = field(default_factory=dict)
     rows: Sequence[str] = ()
@@ -359,7 +361,8 @@ def compile_plan(
     train: bool = True,
 ) -> Plan:
     """Expand tables (already at their scale, with the changes and rows) and look up what of them exists."""
-    plan = Plan(storage, tables, scale, changes or {}, rows, retry=retry, train=train)
+    again = partial(compile_plan, tables, storage, scale, changes, rows, retry=retry, train=train)
+    plan = Plan(storage, tables, again, scale, changes or {}, rows, retry=retry, train=train)
     with gc_paused(), storage.snapshot() as taken:
         for name, (task, table) in tables.items():
             _add_table(plan, name, task, table, taken)
@@ -569,7 +572,8 @@ def compile_configs(
         scale: what the configs started from, if anything.
         changes: what was changed of it by hand.
     """
-    plan = Plan(storage, {}, scale, changes or {}, retry=retry)
+    again = partial(compile_configs, task, configs, storage, views, keep, retry, scale, changes)
+    plan = Plan(storage, {}, again, scale, changes or {}, retry=retry)
     with storage.snapshot():
         for config, view in itertools.zip_longest(configs, views):
             wave = _add(plan, task, config, view)

@@ -37,7 +37,9 @@ def find_run(storage: Storage, start: str) -> RunFolder:
         UserError: where there is none, or more than one.
     """
     if start == "latest":
-        newest = list_runs(storage)[0]
+        newest = next(iter(list_runs(storage)), None)
+        if newest is None:
+            raise UserError(f"{storage}: there is no run yet; `retable reproduce` or `retable train` makes some")
         return RunFolder(storage, newest.task, newest.run)
     if "/" in start:
         return _run_of_row(storage, start)

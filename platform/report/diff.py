@@ -105,10 +105,15 @@ def changes(after: Sequence[FilledTable], before: Sequence[FilledTable]) -> Comp
     new, old = ({slug_of(part): part for part in parts} for parts in (after, before))
     both = [(new[slug], old[slug]) for slug in new if slug in old]
     every = [cell for pair in both for cell in _cells(*pair)]
-    changed = [cell for cell in every if cell.before != cell.after]
+    changed = [cell for cell in every if _differ(cell.before, cell.after)]
     turns = [turn for pair in both for turn in _turns(*pair)]
     same = len(every) - len(changed)
     return Comparison(changed, turns, same, sorted(old.keys() - new), sorted(new.keys() - old))
+
+
+def _differ(before: float | None, after: float | None) -> bool:
+    """Return whether two cells differ; two that are no number do not."""
+    return before != after and not (before is not None and after is not None and before != before and after != after)
 
 
 def _cells(after: FilledTable, before: FilledTable) -> Iterator[Change]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -75,7 +76,7 @@ def best(part: FilledTable, place: int) -> float | None:
     better = part.columns[place].better
     if part.scale == SMOKE or better is None:
         return None
-    means = [mean for row in part.rows if (mean := row.cells[place].mean) is not None]
+    means = [mean for row in part.rows if (mean := row.cells[place].mean) is not None and math.isfinite(mean)]
     return (max if better == "higher" else min)(means, default=None)
 
 

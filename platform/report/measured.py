@@ -69,7 +69,7 @@ def take_in(tables: Collection[str], storage: Storage) -> None:
         place = place_of(task, file, storage)
         if not place.exists(_WHOLE):
             for old in storage.list("measured"):  # of a former version of the package
-                if old.rpartition("-")[0] == task:
+                if old.rpartition("-")[0] == task and (storage / f"measured/{old}").root != place.root:
                     storage.remove(f"measured/{old}")
             unpack(file, place)
             place.write(_WHOLE, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -266,7 +267,7 @@ def _rules(split: Sequence[Sequence[str]]) -> Iterator[str]:
 def _format(part: FilledTable, place: int, what: str) -> str:
     """Return the column of siunitx that holds a column's widest number."""
     form = part.columns[place].format
-    values = [text_of(row, place, what, form) for row in part.rows if _value(row.cells[place], what) is not None]
+    values = [text_of(row, place, what, form) for row in part.rows if _is_number(row.cells[place], what)]
     means = [text.partition(" ± ")[0] for text in values] or ["0"]
     signed = "+" if what == "difference" else "-" if any(text.startswith("-") for text in means) else ""
     integers, decimals = (max(map(len, ends)) for ends in zip(*(_ends(text) for text in means), strict=True))
@@ -275,8 +276,10 @@ def _format(part: FilledTable, place: int, what: str) -> str:
     return f"S[table-format={signed}{integers}.{decimals}{uncertain}, separate-uncertainty]"
 
 
-def _value(cell: Cell, what: str) -> float | None:
-    return {"measured": cell.mean, "published": cell.published, "difference": cell.difference}[what]
+def _is_number(cell: Cell, what: str) -> bool:
+    """Return whether a cell has a number of a kind that siunitx can align."""
+    value = {"measured": cell.mean, "published": cell.published, "difference": cell.difference}[what]
+    return value is not None and math.isfinite(value)
 
 
 def _ends(text: str) -> tuple[str, str]:
@@ -289,8 +292,8 @@ def _numbers(part: FilledTable, row: FilledRow, split: Sequence[Sequence[str]]) 
     for place, each in enumerate(split):
         for what in each:
             text = text_of(row, place, what, part.columns[place].format)
-            present = _value(row.cells[place], what) is not None
-            yield text.replace("±", r"\pm").replace(",", "") if present else f"{{{_latex(text)}}}"
+            aligned = _is_number(row.cells[place], what)
+            yield text.replace("±", r"\pm").replace(",", "") if aligned else f"{{{_latex(text)}}}"
 
 
 def _latex(text: str) -> str:

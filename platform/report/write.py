@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
@@ -221,14 +222,26 @@ _DARK: Any = STYLE | {
 """The same for a page in the dark."""
 
 
+@contextmanager
+def _without_display() -> Iterator[None]:
+    """Let pyplot draw to memory alone; a notebook's own backend is back afterwards."""
+    import matplotlib
+
+    chosen = matplotlib.get_backend(auto_select=False)
+    matplotlib.use("Agg")
+    try:
+        yield
+    finally:
+        if chosen:
+            matplotlib.use(chosen)
+
+
+@_without_display()
 def pictures(draw: Callable[[], Drawing]) -> dict[str, bytes]:
     """Return a figure's files: `png` and `svg`, and `dark.png` for a page in dark colours.
 
     There are none where it shows neither data nor text.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
     from matplotlib import pyplot
 
     files = {}

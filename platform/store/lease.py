@@ -63,14 +63,9 @@ class Lease:
         """Its folder, relative to the run's."""
         return f"attempts/{self.number:04d}"
 
-    def check_owner(self) -> None:
-        """Check that this attempt still owns the run.
-
-        Raises:
-            LeaseLost: if another attempt does.
-        """
-        if newest_number(self.folder) != self.number:
-            raise LeaseLost([self.folder])
+    def owns(self) -> bool:
+        """Return whether this attempt, and no later one, owns the run."""
+        return newest_number(self.folder) == self.number
 
     def note(self, text: str) -> None:
         """Keep a line about an event with the attempt."""
@@ -136,24 +131,42 @@ def acquire(folder: RunFolder, work: str, step: int, dead: int = 0) -> Lease:
     return attempt
 
 
+def is_free(folder: RunFolder, work: str) -> bool:
+    """Return whether no attempt but those at the same piece of work owns a run."""
+    number = newest_number(folder)
+    return not number or is_over(read(folder, number), work)
+
+
 def _died(folder: RunFolder, number: int, work: str, step: int) -> bool:
     """Return whether an attempt stopped at the same work and step without releasing its lease."""
     record = read(folder, number) if number > 0 else {}
     return (record.get("work"), record.get("step"), record.get("state")) == (work, step, "running")
 
 
-def is_over(record: Mapping[str, object], work: str = "") -> bool:
+def is_over(record: Record, work: str = "") -> bool:
     """Return whether an attempt has ended: it released its lease, Ray restarted its work, or its process is gone."""
     if record.get("state") == "released" or (work and record.get("work") == work):
         return True
     if record.get("place") != process_namespace():
         return False
     try:
-        return bool(abs(psutil.Process(record["pid"]).create_time() - record["born"]) > 1)
+        return bool(abs(_born(record["pid"]) - record["born"]) > 1)
     except (psutil.NoSuchProcess, KeyError, TypeError):
         return True
     except psutil.Error:
         return False
+
+
+def _born(pid: int) -> float:
+    """Return when a process started: on Linux in ticks since the machine did, as its clock may be set meanwhile.
+
+    Raises:
+        psutil.Error: where there is no such process, or it cannot be asked.
+    """
+    try:
+        return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return float(psutil.Process(pid).create_time())
 
 
 def process_namespace() -> str:
@@ -184,7 +197,12 @@ def heartbeat(attempts: Sequence[Lease]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        _write_states(attempts, "released", -1)  # silence says the same, later
+        release(attempts)
+
+
+def release(attempts: Sequence[Lease]) -> None:
+    """Say of attempts that they are over, where that can be written: silence says the same, later."""
+    _write_states(attempts, "released", -1)
 
 
 def _write_states(attempts: Sequence[Lease], state: str, beat: int) -> None:
@@ -224,7 +242,7 @@ def _self() -> dict[str, object]:
         "host": platform.node(),
         "place": process_namespace(),
         "pid": os.getpid(),
-        "born": psutil.Process().create_time(),
+        "born": _born(os.getpid()),
     }
 
 

@@ -217,8 +217,8 @@ class _Stack:
         if saved or time.monotonic() - self.logged >= PAUSE:  # of epochs of milliseconds, not each time: it is whole
             self._write_logs(ended, saved)
         if ended:
-            pairs = zip(self.histories, states, strict=True)
-            ends = [history[-1].get("diverged") or broken(state["weights"]) for history, state in pairs]
+            pairs = zip(self.histories, states, strict=True)  # in a stack, one that diverged went on with the others
+            ends = [_diverged(history) or broken(state["weights"]) for history, state in pairs]
             finish(self.folders, self.histories, self.keep, self.digest, epochs, ends, self.progress.used)
         elif saved:
             with self.clock:
@@ -249,6 +249,11 @@ def over(rule: tuple[str, int] | None, history: Sequence[Mapping[str, Any]]) -> 
     if "diverged" in history[-1]:
         return True
     return rule is not None and history[-1]["epoch"] - _best_epoch(rule[0], history) >= rule[1]
+
+
+def _diverged(history: Sequence[Mapping[str, Any]]) -> str:
+    """Return how a run diverged first; empty where it did not."""
+    return next((str(row["diverged"]) for row in history if "diverged" in row), "")
 
 
 def _best_epoch(metric: str, history: Sequence[Mapping[str, Any]]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,18 +84,19 @@ def numbers(row: Mapping[str, object]) -> dict[str, float]:
 
 
 def open_mlflow(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, object]) -> Log:
-    """Return a logger for MLflow: one MLflow run for each run, found again by its tag."""
+    """Return a logger for MLflow: one MLflow run for each run, found again by its tags; trained anew, another one."""
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
     client = MlflowClient(settings["where"])
     known = client.get_experiment_by_name(settings["project"])
     experiment = known.experiment_id if known else client.create_experiment(settings["project"])
-    existing = client.search_runs([experiment], f"tags.`retable.run` = '{folder.fingerprint}'")
+    tags = {"retable.run": folder.fingerprint, "retable.started": _started(folder)}
+    existing = client.search_runs([experiment], " and ".join(f"tags.`{name}` = '{tag}'" for name, tag in tags.items()))
     if existing:
         run = existing[0]
     else:
-        tags = {"retable.run": folder.fingerprint, "retable.task": folder.task}
+        tags |= {"retable.task": folder.task}
         run = client.create_run(experiment, tags=tags, run_name=f"{folder.task} {folder.fingerprint[:8]}")
         params = [Param(path, str(value)[:500]) for path, value in config.items()]
         for first in range(0, len(params), 100):
@@ -117,6 +119,11 @@ def open_mlflow(settings: Mapping[str, str], folder: RunFolder, config: Mapping[
     return log
 
 
+def _started(folder: RunFolder) -> str:
+    """Return when a run's training began: one that is trained anew is another run of a tracker's."""
+    return str(folder.provenance().get("started", ""))
+
+
 def _open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[str, object]) -> Log:
     """Return a logger for Weights & Biases, which follows WANDB_MODE and its other variables."""
     import wandb
@@ -124,7 +131,7 @@ def _open_wandb(settings: Mapping[str, str], folder: RunFolder, config: Mapping[
     run = wandb.init(
         project=settings["project"],
         dir=settings["where"],
-        id=folder.fingerprint,
+        id="-".join(filter(None, (folder.fingerprint, *re.findall(r"\d+", _started(folder))))),
         name=f"{folder.task} {folder.fingerprint[:8]}",
         group=folder.task,
         config=dict(config),

@@ -7,7 +7,7 @@ import pytest
 
 from retable.platform.execute import session
 from retable.platform.execute.scoring import measure_all
-from retable.platform.plan.plan import Plan, Timing
+from retable.platform.plan.plan import Timing, compile_plan
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.table import Measurement
 from retable.platform.spec.task import find
@@ -56,7 +56,8 @@ def test_a_measurement_runs_on_the_node_that_has_the_resource_with_all_its_cpus(
         end.start()
         task = find("line")
         row = Measurement(label="m", measure=where, overrides={})
-        plan = Plan(storage, {}, measure_on="bench")
+        plan = compile_plan({}, storage)
+        plan.measure_on = "bench"
         timing = Timing(task, task.config(), row, "measurements/line/where-1-chip.json", False)
         plan.timings[timing.path] = timing
         assert measure_all(plan, Resources()) == {} and plan.unmeasured == []
@@ -79,7 +80,7 @@ def test_a_measurement_that_waits_says_what_holds_its_node(storage, monkeypatch,
 
     monkeypatch.setattr("retable.platform.execute.scoring.WAIT", 3.0)
     task = find("line")
-    plan = Plan(storage, {})
+    plan = compile_plan({}, storage)
     rows = {"a": leave_a_holder, "b": where, "c": where}
     for name, measure in rows.items():
         row = Measurement(label=name, measure=measure, overrides={})

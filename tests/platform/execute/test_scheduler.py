@@ -165,6 +165,7 @@ def test_another_commands_run_is_looked_at_until_it_is_done_or_left(flow, monkey
     spec = work.next()
     first, second = work.trainings(spec)
     other = acquire(first.folder, "another command", 0)
+    fit(second.folder.storage, second.config, second.folder, (), LINE)
     work.on_trial_end(spec, {TAKEN: [first.folder.path]})
     assert told == [second.folder.fingerprint] and not work.is_done
     assert work.next() is None, "its child waits too"
@@ -173,6 +174,17 @@ def test_another_commands_run_is_looked_at_until_it_is_done_or_left(flow, monkey
     assert again == {"job": spec["job"], "members": [0], "dead": [1]}
     work.on_trial_end(again, {})
     assert len(work.trainings(work.next())) == 1 and told[-1] == first.folder.fingerprint
+
+
+def test_what_was_stopped_with_a_run_that_another_command_took_is_trained_alone(flow):
+    work, told = flow({"seed": 0}, {"seed": 1}, {"seed": 2})
+    spec = work.next()
+    taken, _, finished = work.trainings(spec)
+    acquire(taken.folder, "another command", 0)
+    fit(finished.folder.storage, finished.config, finished.folder, (), LINE)
+    work.on_trial_end(spec, {TAKEN: [taken.folder.path]})
+    assert told == [finished.folder.fingerprint]
+    assert work.next() == {"job": spec["job"], "members": [1], "dead": [0]}
 
 
 def test_no_more_groups_are_begun_than_fit(flow, monkeypatch):

@@ -179,6 +179,24 @@ def test_scores_of_other_data_are_forgotten_though_the_weights_are_the_same(stor
     assert run.result()["weights"] == weights and run.scores(view, weights["3"]) is None
 
 
+def test_a_run_is_not_scored_on_data_that_it_was_not_trained_on(storage, run):
+    run.begin(Config(), TASK.version, {})
+    info = storage.read_json("data/line/points/dataset.json")
+    storage.write_json("data/line/points/dataset.json", info | {"digest": "another test set"})
+    with pytest.raises(UserError, match="not the data that the run was trained on"):
+        api.load(run.fingerprint, str(storage)).score()
+    assert run.scores(View(epoch=3), run.result()["weights"]["3"]) is None
+    storage.write_json("data/line/points/dataset.json", info)
+    assert api.load(run.fingerprint, str(storage)).score()
+
+
+def test_deaths_are_forgotten_once_the_shards_are_there(storage, run):
+    place = run.artifacts(View(epoch=3), run.result()["weights"]["3"])
+    place.write_json("deaths.json", {SHARDS[0]: 2})
+    assert predict_one("halves", Config(), View(epoch=3), run, joined=False) is None
+    assert not place.exists("deaths.json")
+
+
 def test_a_loaded_run_is_scored_and_the_scores_are_kept(storage, run, predicted):
     run.begin(Config(), TASK.version, {})
     loaded = replace(api.load(run.fingerprint[:8], str(storage)), task=stages.find("halves"))

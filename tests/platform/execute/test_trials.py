@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,6 +58,62 @@ def test_a_child_of_a_run_that_diverged_is_refused_with_the_remedy(storage):
     parent.folder.write_json("result.json", parent.result() | {"diverged": "loss is nan at step 3"})
     with pytest.raises(UserError, match="the run it starts from diverged; try that one again: --retry-diverged"):
         api.train("line", {"init": "parent", "init.overrides": [["rate", 0.01]]}, storage=storage.root)
+
+
+def claimed(storage, work, *wanted):
+    """Acquire the leases of runs of the toy: (config, epochs that are kept)."""
+    job = launch.Job("line", tuple(config for config, _ in wanted), tuple(keep for _, keep in wanted))
+    return launch.claim_members(job, launch.Launch(storage, Resources(), {}), work)
+
+
+def test_what_a_run_kept_is_kept_when_it_is_trained_again_for_another_epoch(storage):
+    """Two rows, or two commands, that read other epochs of a run took the weights from each other for ever."""
+    task = find("line")
+    folder = RunFolder.of(storage, task, task.config())
+    fit(storage, task.config(), folder, (1,), task)
+    members, _ = claimed(storage, "a", (task.config(), (2, 3)))
+    assert members.job.keep == ((1, 2, 3),) and folder.result() is None
+
+
+def test_a_stack_that_died_too_often_says_so_of_its_own_runs_alone_and_lets_go_of_them(storage):
+    task = find("line")
+    wanted = [(override(task.config(), {"seed": seed}), ()) for seed in range(3)]
+    task.dataset.prepare(task.config(), storage)
+    ours, theirs, dead = (RunFolder.of(storage, task, config) for config, _ in wanted)
+    lease.acquire(theirs, "another command", 0)
+    for _ in range(lease.DEATHS):
+        lease.acquire(dead, "a", 0)
+    with pytest.raises(lease.Died):
+        claimed(storage, "a", *wanted)
+    assert [folder.folder.exists("failure.json") for folder in (ours, theirs, dead)] == [True, False, True]
+    assert lease.read(ours, 1)["state"] == "released"
+
+
+def test_a_trial_that_lost_several_runs_names_them_all(storage):
+    task = find("line")
+    wanted = [(override(task.config(), {"seed": seed}), ()) for seed in range(3)]
+    task.dataset.prepare(task.config(), storage)
+    members, _ = claimed(storage, "a", *wanted)
+    members.check_owner()
+    for folder in members.folders[1:]:
+        lease.acquire(folder, "b", 0, dead=1)
+    with pytest.raises(lease.LeaseLost) as lost:
+        members.check_owner()
+    assert lost.value.folders == members.folders[1:]
+
+
+def test_a_run_is_trained_anew_where_the_data_that_its_parent_saw_were_lost_and_others_made(storage, monkeypatch):
+    parent = plainly(storage, rate=0.01)
+    storage.remove("data")
+    parent.folder.write_json("result.json", parent.result() | {"data": "what was lost"})
+    seen = []
+    monkeypatch.setattr("retable.platform.execute.run.train_all", lambda work, *of: seen.append(work) or {"x": "no"})
+    monkeypatch.setattr("retable.platform.execute.run.ray_cluster", lambda **of: nullcontext())
+    monkeypatch.setattr("retable.platform.execute.run.possible_resources", dict)
+    monkeypatch.setattr("retable.platform.execute.run.check_nodes", lambda storage: None)
+    with pytest.raises(UserError, match="no"):
+        api.train("line", {"init": "parent", "init.overrides": [["rate", 0.01]]}, storage=storage.root)
+    assert seen[0].trainings[parent.path].status == "data changed"
 
 
 def test_a_trial_tells_its_first_epoch_and_then_no_more_than_one_a_second(monkeypatch):
