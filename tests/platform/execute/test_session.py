@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,27 @@ def test_ray_starts_under_a_long_tmpdir(tmp_path):
 def test_no_address_means_a_ray_of_our_own(monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert not cluster.cluster_address() and not cluster.autoscales()
+
+
+def test_calls_in_two_threads_share_one_ray_that_the_last_of_them_ends(monkeypatch):
+    """The first one that ended took it away from the other."""
+    import ray
+
+    running, log = [], []
+    monkeypatch.setattr(ray, "is_initialized", lambda: bool(running))
+    monkeypatch.setattr(cluster, "start_ray", lambda *of: (log.append("start"), time.sleep(0.2), running.append(1)))
+    monkeypatch.setattr(cluster, "end_ray", lambda: (log.append("end"), running.clear()))
+    both = threading.Barrier(2)
+
+    def call(seconds):
+        both.wait()
+        with cluster.ray_cluster():
+            time.sleep(seconds)
+            assert running
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(call, (0.1, 0.6)))
+    assert log == ["start", "end"]
 
 
 def test_ray_starts_quietly_with_a_private_token_and_ends():

@@ -5,6 +5,7 @@ import json
 import math
 import shlex
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas
 import pytest
@@ -156,6 +157,43 @@ def test_a_grid_that_breaks_off_has_named_its_runs(storage, monkeypatch):
     (path,) = (f"sweeps/{name}" for name in storage.list("sweeps"))
     runs = {RunFolder.of(storage, TASK, override(Config(), {"rate": rate})).fingerprint for rate in (0.001, 0.1)}
     assert {point.fingerprint for point in read_points(storage, path)} == runs
+
+
+def test_what_other_commands_tried_stays_in_the_journal(storage):
+    """Two searches side by side, or a random one with fewer samples, lost points, and `gc` took the runs."""
+    ended = Point({"rate": 0.1}, "a" * 16, 0.5, 3, True)
+    other = Point({"rate": 0.3}, "c" * 16, 0.7, 3, True)
+    begun = Point({"rate": 0.2}, "b" * 16)
+    sweep._write_points(storage, "sweeps/s.json", [ended, other])
+    sweep._write_points(storage, "sweeps/s.json", [begun, Point({"rate": 0.3}, "c" * 16)])
+    assert read_points(storage, "sweeps/s.json") == [ended, other, begun]
+    over = replace(begun, value=0.1, ended=True)
+    result([over], LINE).write(storage, "sweeps/s")
+    assert read_points(storage, "sweeps/s.json") == [ended, other, over]
+
+
+def test_a_random_sweep_of_fewer_samples_gives_all_that_are_known(storage, no_ray):
+    space = replace(GRID, domains={"rate": tune.choice([0.001, 0.1])}, search="random", samples=2)
+    for point in (every := space.points()):
+        trained(storage, **{path: value for path, value in point.items() if not path.startswith("view.")})
+        config = override(Config(), split_view(point)[0])
+        scored(storage, config, RunFolder.of(storage, TASK, config), **split_view(point)[1])
+    more = sweep.run_sweep(space, {}, "smoke", storage, Resources(), 2)
+    fewer = sweep.run_sweep(space, {}, "smoke", storage, Resources(), 1)
+    assert len(every) == 2 and {p.key for p in fewer.points} == {p.key for p in more.points}
+
+
+def test_a_point_that_came_in_a_bundle_without_weights_is_trained_again_where_it_is_not_scored(storage, monkeypatch):
+    config, folder = trained(storage, rate=0.8)
+    folder.folder.write_json("result.json", folder.result() | {"bundle": {"id": "b"}})
+    folder.folder.remove("weights")
+    trial = Sweep(name="s", space=GRID, scale="smoke", changes={}, storage=storage)
+    heard, jobs = [], []
+    monkeypatch.setattr("ray.tune.report", heard.append)
+    monkeypatch.setattr("ray.tune.get_context", lambda: SimpleNamespace(get_trial_id=lambda: "t"))
+    monkeypatch.setattr(sweep, "run_job", lambda job, *of: jobs.append(job))
+    try_point({"rate": 0.8}, SweepLaunch(storage, Resources(), {}, sweep=trial))
+    assert not heard and [job.keep for job in jobs] == [((config.epochs,),)]
 
 
 def test_what_diverged_never_wins(storage, no_ray):

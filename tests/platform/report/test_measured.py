@@ -51,6 +51,17 @@ def test_the_page_shows_here_small_and_published_side_by_side(both):
     assert "runs came in a bundle" in page and 'id="line-table1-quick"' in page
 
 
+def test_what_another_command_is_unpacking_is_left_to_it(both, tmp_path):
+    """It was removed under it, and then counted as whole."""
+    storage, *_ = both
+    place = measured.place_of("line", tmp_path / "small.bundle", storage)
+    place.remove(measured._WHOLE)  # not yet all
+    place.write("what the other one has", "")
+    storage.write("measured/line-00000000/of a former version", "")
+    measured.take_in([TABLE], storage)
+    assert place.exists("what the other one has") and storage.list("measured") == [place.root.rpartition("/")[2]]
+
+
 def test_what_came_along_is_apart_from_the_users_runs(both, monkeypatch):
     storage, *_ = both
     assert [part.scale for part in sections(storage, storage / "report")] == ["quick"]

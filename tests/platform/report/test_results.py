@@ -1,6 +1,7 @@
 """Tables filled from the storage: only what is there, and only what counts."""
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -259,6 +260,6 @@ def test_a_row_may_read_another_metric_than_its_column(storage):
     ("higher", "paper", 3.0), ("lower", "paper", 1.0), (None, "paper", None), ("higher", "smoke", None),
 ])  # fmt: skip
 def test_the_best_number_is_marked_where_its_column_says_which_numbers_are_better(better, scale, best):
-    rows = [SimpleNamespace(cells=[SimpleNamespace(mean=mean)]) for mean in (1.0, None, 3.0)]
+    rows = [SimpleNamespace(cells=[SimpleNamespace(mean=mean)]) for mean in (math.nan, 1.0, None, 3.0)]
     part = SimpleNamespace(scale=scale, columns=[FilledColumn("sparsity, %", ".1f", better)], rows=rows)
     assert html.best(part, 0) == best

@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 import json
+import math
 import re
 import shlex
 import shutil
@@ -275,6 +276,30 @@ def test_what_changed_between_two_reports_is_exactly_that(filled):
     write_comparison(found, "here", "<there>", storage / "report")
     page = storage.read("report/compare.html").decode()
     assert "&lt;there&gt;" in page and "-1.000" in page
+
+
+def test_a_number_that_is_none_breaks_no_column_and_is_no_change(compared):
+    rows = [replace(row, cells=(replace(row.cells[0], values=(math.nan, math.nan)),)) for row in compared.rows[:1]]
+    part = replace(compared, rows=(*rows, *compared.rows[1:]))
+    assert "{nan" in latex(part) and "& nan" not in latex(part)
+    widths = [re.findall("table-format=[^,]+", latex(each)) for each in (part, replace(part, rows=part.rows[1:]))]
+    assert widths[0] == widths[1]
+    found = changes([part], [part])
+    assert not found.changes and found.same
+
+
+@pytest.mark.parametrize("chosen", ["svg", "agg"])
+def test_a_notebooks_own_plots_are_shown_as_before_after_a_report(chosen):
+    import matplotlib
+    from matplotlib import pyplot
+
+    before = matplotlib.get_backend()
+    try:
+        matplotlib.use(chosen)
+        assert report.pictures(lambda: pyplot.figure().add_subplot().plot([1, 2])[0].figure)["png"]
+        assert matplotlib.get_backend() == chosen
+    finally:
+        matplotlib.use(before)
 
 
 def test_what_is_no_report_cannot_be_compared_with(storage):

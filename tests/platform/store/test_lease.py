@@ -196,7 +196,7 @@ def test_a_number_of_a_process_that_is_now_anothers_is_no_sign_of_life():
     assert not is_over(here) and is_over(here | {"born": here["born"] - 100}) and is_over(here | {"pid": 2**22 + 1})
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says when a process started by a clock that nobody sets")
+@pytest.mark.skipif(sys.platform != "linux", reason="the ticks are those of Linux")
 def test_a_process_lives_though_the_machines_clock_is_set_meanwhile(monkeypatch):
     here = attempt._self()
     born = psutil.Process.create_time

@@ -222,3 +222,11 @@ def test_former_words_for_states_are_accepted():
     runs = [Run("a", "line", state) for state in get_args(State)]
     for former, state in (("silent", "stale"), ("stopped", "incomplete"), ("damaged", "corrupt")):
         assert [run.state for run in select(runs, {}, [former], "age")] == [state]
+
+
+def test_the_latest_of_a_storage_whose_runs_were_removed_is_no_run(storage, retable):
+    storage.write("runs/line/0123456789abcdef/note.txt", "")
+    storage.remove("runs/line/0123456789abcdef")
+    Path(storage.root, "runs/line").mkdir(parents=True, exist_ok=True)
+    said = retable("show", "latest", "--storage", storage.root)
+    assert said.returncode == 2 and "there is no run yet" in said.stderr

@@ -6,6 +6,7 @@ import pytest
 import retable
 from retable.platform.config import override
 from retable.platform.errors import UserError
+from retable.platform.execute.trials import forget
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.task import Source, find
 from retable.platform.store.run import RunFolder
@@ -55,6 +56,20 @@ def test_mlflow_holds_config_curves_and_final_metrics_also_after_an_interruption
     found = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, "loss")]
     assert found == [(row["epoch"], row["loss"]) for row in log] and len(found) == 3
     assert run.data.metrics["final/slope"] == folder.result()["metrics"]["slope"]
+
+
+def test_a_run_that_is_trained_anew_is_another_run_of_the_tracker(storage, tmp_path, monkeypatch):
+    """Its numbers would stand beside the curves of the old one."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    folder = fit(storage, "mlflow")
+    forget(folder, data_changed=False)
+    folder.begin(override(LINE.config(), {}), LINE.version, {"started": "2026-01-01T00:00:00Z"})
+    fit(storage, "mlflow")
+    client = mlflow.MlflowClient((tmp_path / "store").as_uri())
+    runs = client.search_runs([client.get_experiment_by_name("retable").experiment_id])
+    assert [len(client.get_metric_history(run.info.run_id, "loss")) for run in runs] == [3, 3]
 
 
 def test_tensorboard_holds_the_curves(storage, tmp_path, monkeypatch):
