@@ -202,9 +202,10 @@ class DatasetCache:
 def _make_set(task_name: str, config: Config, storage: Storage) -> str | None:
     """Prepare a dataset; return why it failed, or None."""
     dataset = find(task_name).dataset
+    path = f"data/{dataset.where(config)}/dataset.json"
     try:
-        dataset.prepare(config, storage)
-        path = f"data/{dataset.where(config)}/dataset.json"
+        if not storage.exists(path):  # another command may have made it since this was asked for
+            dataset.prepare(config, storage)
         return None if storage.exists(path) else f"the task's `prepare` wrote no {path}, which its `where` names"
     except Exception as error:
         return one_line(error)

@@ -75,7 +75,8 @@ def check(tell: Callable[[object], None], path: Path, size: int, limits: Limits)
 def _excess(width: int, height: int, frames: int, seconds: float, size: int, limits: Limits) -> tuple[int, str] | None:
     """Return the status and the line of what is too much in a video, or None."""
     if not (width and height):
-        return 400, "its header does not say how large its pictures are"
+        most = f"or it has more than {limits.video_pixels} pixels"
+        return 400, f"its header does not say how large a picture is, {most}"
     scale = max(1.0, size / max(width, height))
     if width * height * scale**2 > limits.video_pixels:
         most = f"at most {limits.video_pixels} are taken, here and in the result"
@@ -127,9 +128,11 @@ def paint(
         tell((done, total))
 
     network = read_export(kept("style", order.sha256, Storage.open(storage)), "the style").network
-    clip = probe(source)
+    clip = probe(source, most_pixels=limits.video_pixels)
     width, height = scaled(clip.width, clip.height, order.size)
     stylist = Stylist(network, "float32", Finish(order.original, order.strength))
     batch = max(1, min(4, BATCH_PIXELS // (width * height)))
     stylise = stylise_stream(stylist, order.steady)
-    return stylise_video(source, target, stylise, batch=batch, size=order.size, progress=progress).notes
+    most = limits.video_pixels  # of each frame: a header may say less
+    made = stylise_video(source, target, stylise, batch, order.size, progress=progress, most_pixels=most)
+    return made.notes

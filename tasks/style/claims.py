@@ -51,6 +51,7 @@ LATTICE = 600.0
 photographs at 384 pixels."""
 LEARNT = 0.5
 """A trained network's style error over that of the photographs as they are, at most: of those two at most 0.23."""
+RATES = "; the paper gives no rates: SGD's was chosen so that it diverges as there"
 SECONDS = 3.0
 """A 4K picture takes 2 to 3 seconds (section V.A)."""
 
@@ -218,8 +219,8 @@ def more_style(results: Results) -> Verdict:
 
 
 def fall(replicate: Replicate) -> float:
-    """Return the last loss over the first."""
-    return float(losses_of(replicate, relative=True)[-1])
+    """Return the result's loss over the first; the last evaluation may be of a move that was not made."""
+    return float(replicate.metrics["final_loss"] / losses_of(replicate, relative=False)[0])
 
 
 def falls_alike(results: Results, one: Row, other: Row) -> Verdict:
@@ -288,7 +289,13 @@ def extreme(results: Results) -> Verdict:
     """Return whether L-BFGS ends below Adam, and Adam below `EXTREME` times what SGD ends at."""
     lowest = lower(results, *order(("L-BFGS", "Adam", "final_loss")))
     highest = lower(results, *order(("Adam", "SGD", "final_loss")), most=EXTREME)
-    return join([lowest, highest]).noted(f"; extremely high means above {1 / EXTREME:g} times")
+    return join([lowest, highest]).noted(f"; extremely high means above {1 / EXTREME:g} times{RATES}")
+
+
+def no_content(results: Results) -> Verdict:
+    """Return whether SGD's judged content error is above L-BFGS' and Adam's."""
+    pairs = (("L-BFGS", "SGD", "content_error"), ("Adam", "SGD", "content_error"))
+    return lower(results, *order(*pairs)).noted(RATES)
 
 
 def order(*triples: tuple[str, str, str]) -> list[tuple[Row, Row, str]]:
@@ -354,11 +361,7 @@ CLAIMS = {
             lower,
             *order(("Adam", "L-BFGS", "content_error"), ("L-BFGS", "Adam", "style_error")),
         ),
-        claim(
-            "SGD gives no picture with clear content.",
-            lower,
-            *order(("L-BFGS", "SGD", "content_error"), ("Adam", "SGD", "content_error")),
-        ),
+        claim("SGD gives no picture with clear content.", no_content),
     ],
     "figure8": [claim("The result has the size of the photograph.", keeps_size)],
     "starts": [

@@ -36,6 +36,10 @@ class Classifier:
     normalise: bool = True
     """Whether each filter's mean activation over images and positions is set to one."""
 
+    def __post_init__(self) -> None:
+        if self.weights == "small" and not isinstance(self, (Vgg19, Alexnet)):
+            raise ValueError(f"weights small are of vgg19 and alexnet, not of {type(self).__name__.lower()}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Vgg19(Classifier):

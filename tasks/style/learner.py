@@ -393,7 +393,7 @@ def cost(config: Config) -> float:
     if isinstance(method, ZooNetwork):
         return 5.0
     kind = type(method.backbone).__name__.lower()
-    backbone = SMALL[kind] if method.backbone.weights == "small" else MULTIPLICATIONS[kind]
+    backbone = (SMALL if method.backbone.weights == "small" else MULTIPLICATIONS)[kind]
     steps = config.epochs * config.steps
     if isinstance(method, OptimiseImage):
         return 5 + steps * 2 * backbone * method.size**2 / RATE

@@ -135,6 +135,18 @@ def test_16_bits_are_rounded(tmp_path, suffix, channels):
         assert found.alpha is None
 
 
+def test_negatives_of_16_bits_are_positives():
+    values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    file = saved(Image.fromarray(values), "TIFF", tiffinfo={262: 0})
+    assert np.array_equal(images.read(file).pixels[..., 0], 255 - (values.astype(int) + 128) // 257)
+
+
+def test_a_transparent_level_of_16_bits_is_transparent():
+    values = np.array([[257, 258], [65535, 0]], np.uint16)  # the first two are one level of 8 bits
+    found = images.read(saved(Image.fromarray(values), "PNG", transparency=258))
+    assert found.alpha.tolist() == [[255, 0], [255, 255]] and found.pixels[..., 0].tolist() == [[1, 1], [255, 0]]
+
+
 def test_16_bit_pgm():
     data = b"P5 2 1 65535\n" + struct.pack(">HH", 65535, 257 * 7 + 128)
     assert images.read(data).pixels.tolist() == [[[255] * 3, [7] * 3]]

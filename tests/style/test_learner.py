@@ -267,6 +267,25 @@ def test_judging_a_photograph_itself_finds_no_difference_in_content(storage):
     assert np.array_equal(half["stylised/mountain"], half["photograph/mountain"])
 
 
+def test_the_lattice_of_a_large_picture_is_seen_at_its_own_size(storage):
+    """Reduced to what the judge sees, a picture has none."""
+    task, source, config = find("style"), Source.of(storage, "style/tiny"), override(Config(), NETWORK)
+    rows, columns = np.indices((704, 640))
+    board = np.where((rows + columns) % 2, 168, 88).astype(np.uint8)[..., None].repeat(3, -1)
+    plain = np.random.default_rng(0).integers(90, 160, (704, 640, 3), np.uint8)
+    found = []
+    for pixels in (plain, board // 2 + plain // 2):
+        arrays = {"stylised/a": pixels, "photograph/a": plain, f"painting/{config.style[0]}": plain}
+        found.append(task.evaluate(config, View(epoch=1), {"all": arrays}, source)["lattice"])
+    assert found[0] < 20 and found[1] > 1e3
+
+
+@pytest.mark.parametrize("kind", ["vgg16", "squeezenet"])
+def test_a_backbone_without_a_small_version_is_refused(kind):
+    with pytest.raises(UserError, match="weights small are of vgg19 and alexnet"):
+        override(Config(), {"method.backbone": kind, "method.backbone.weights": "small"})
+
+
 def test_larger_trainings_cost_more():
     base = override(Config(), NETWORK)
     for changes in ({"method.size": 96}, {"steps": 400}, {"method.filters": 32}, {"method.backbone": "vgg19"}):

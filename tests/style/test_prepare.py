@@ -13,6 +13,7 @@ from PIL import Image
 from pyarrow import fs
 
 from retable.platform.errors import UserError
+from retable.platform.execute.datasets import _make_set
 from retable.platform.spec.task import data_folder
 from retable.platform.store.storage import Storage
 from retable.tasks.style import data, data_cli
@@ -110,6 +111,24 @@ def test_data_of_ones_own_are_not_overwritten(quick, storage, tmp_path):
     with pytest.raises(UserError, match="holds other data"):
         import_folder(tmp_path, folder(storage, "mine"), "mine")
     assert contents(storage) == before
+
+
+def test_a_set_that_another_command_has_made_meanwhile_stays_as_it_is(quick, storage, monkeypatch):
+    """It was emptied and made again, under a training that read it."""
+    prepare(Config(data="generated"), storage)
+    folder(storage, "generated").write("training/a note", "")
+    assert _make_set("style", Config(data="generated"), storage) is None
+    assert folder(storage, "generated").exists("training/a note")
+
+
+def test_pictures_of_ones_own_in_the_generated_folder_are_not_removed(quick, storage):
+    prepare(Config(data="generated"), storage)
+    place = folder(storage, "generated")
+    picture(Path(place.root, "test/my only copy.jpg"))
+    place.remove("dataset.json")
+    with pytest.raises(UserError, match=r"test/my only copy\.jpg: not of this set, which is made anew; move it to"):
+        prepare(Config(data="generated"), storage)
+    assert place.exists("test/my only copy.jpg") and not place.exists("unfinished.json")
 
 
 def test_prepare_says_where_to_get_coco(storage):

@@ -383,6 +383,18 @@ def test_wrong_files_are_told_in_one_line(tmp_path):
         assert "\n" not in str(caught.value) and "weights_only" not in str(caught.value)
 
 
+def test_a_small_file_does_not_ask_for_the_memory_that_it_claims(tmp_path, monkeypatch):
+    save_file({"x": torch.zeros(1)}, tmp_path / "claims.safetensors", {"network": json.dumps({"filters": 160})})
+    built = []
+    build = transformer.TransformerNetwork
+    monkeypatch.setattr(
+        transformer, "TransformerNetwork", lambda **how: built.append(torch.empty(0).device.type) or build(**how)
+    )
+    with pytest.raises(UserError, match=r"the weights fit no transformation network: .* is missing"):
+        read(tmp_path / "claims.safetensors")
+    assert built == ["meta"]
+
+
 def test_the_images_own_statistics_change_nothing_and_others_do():
     net, image, other = network(), torch.rand(1, 3, 20, 32), torch.rand(1, 3, 20, 32) * 0.2
     own = net.statistics(image)

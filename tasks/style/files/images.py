@@ -41,6 +41,8 @@ FORMATS: dict[str, dict[str, Any]] = {
 """Suffix -> how a picture is written. JPEG has no alpha channel, and chroma at full resolution here."""
 SUFFIXES = {*FORMATS, ".jfif", ".gif", ".bmp", ".avif", ".heic", ".heif", ".jp2", ".ppm", ".pgm", ".tga"}
 """Of pictures that are read, HEIC's among them."""
+WHITE_IS_ZERO = 0
+"""TIFF's photometric interpretation of negatives."""
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -218,9 +220,20 @@ def _upright(image: ImageFile.ImageFile, source: Path | str | bytes) -> Image.Im
         image.load()
         whole = image
         if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-            whole = Image.fromarray(_eight_bits(np.asarray(image)))
+            whole = _of_levels(image)
     itself = image.format == "TIFF"  # both libraries turn TIFF, and nothing else, by themselves
     return whole if turn is None or itself else whole.transpose(turn)
+
+
+def _of_levels(image: Image.Image) -> Image.Image:
+    """Return a grey picture of 16 bits in 8; Pillow leaves TIFF's "white is zero" and PNG's transparent level to us."""
+    samples, clear = np.asarray(image), image.info.get("transparency")
+    if getattr(image, "tag_v2", {}).get(ExifTags.Base.PhotometricInterpretation) == WHITE_IS_ZERO:
+        samples = 65535 - samples
+    grey = _eight_bits(samples)
+    if clear is None:
+        return Image.fromarray(grey)
+    return Image.fromarray(np.stack([grey, np.where(samples == clear, 0, 255).astype(np.uint8)], -1))
 
 
 def _eight_bits(samples: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -156,6 +157,9 @@ def make_generated(dataset: Storage, name: str, photographs: int, seed: int) -> 
     from retable.tasks.style.files import generate
 
     _check_own(dataset, name, "generated")
+    if foreign := _foreign(dataset):
+        mine = "move it to training/ or test/ of a folder of your own beside it, NAME, and --set data=NAME"
+        raise UserError(f"{dataset}/{foreign[0]}: not of this set, which is made anew; {mine}")
     _begin(dataset, "make", "style", "--name", name, "--photographs", str(photographs), "--seed", str(seed))
     dataset.write("clip.mp4", generate.clip(seed))
     for name_of in assets.PAPER:
@@ -183,6 +187,14 @@ def _check_own(dataset: Storage, name: str, source: str) -> None:
     if dataset.list() and not ours:
         raise UserError(f"{dataset} holds other data; choose another --name")
     dataset.check_writable()
+
+
+def _foreign(dataset: Storage) -> list[str]:
+    """Return the pictures in a generated set's folder that no generator has put there."""
+    photographs = "|".join(re.escape(path.name) for path in assets.photographs().values())
+    ours = re.compile(rf"training/\d{{6}}\.jpg|test/({photographs}|landscape_\d+\.jpg)")
+    there = [*pictures_below(dataset, "training"), *pictures_below(dataset, "test")]
+    return [path for path in there if not ours.fullmatch(path)]
 
 
 def _begin(dataset: Storage, *words: str) -> None:

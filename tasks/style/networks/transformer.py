@@ -87,8 +87,10 @@ def load(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
             arguments, state = convert(tensors)
         with torch.device("meta"):  # what a file claims is built once it is known to be there
             expected = TransformerNetwork(**arguments).state_dict()
+        if odd := sorted(state.keys() ^ expected.keys()):
+            raise ValueError(f"{odd[0]} is {'one too many' if odd[0] in state else 'missing'}")
         for entry, value in state.items():
-            if entry in expected and value.shape != expected[entry].shape:
+            if value.shape != expected[entry].shape:
                 raise ValueError(f"size mismatch for {entry}: {tuple(value.shape)}, not {tuple(expected[entry].shape)}")
         weights.check_finite(state)
         network = TransformerNetwork(**arguments)

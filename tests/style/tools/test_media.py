@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import math
 import struct
 import sys
 import zlib
@@ -430,6 +431,41 @@ def test_other_video_tracks_and_cover_art_are_said(tmp_path):
             container.mux(stream.encode())
     notes = stylise_video(path, tmp_path / "out.mp4", same).notes
     assert "not kept: a second video track" in "; ".join(notes) and "cover art" in "; ".join(notes)
+
+
+def test_a_videos_transparency_is_said_to_be_lost(tmp_path):
+    path = write(tmp_path / "in.mov", codec="qtrle", kind="argb", sound="", count=3)
+    assert "not kept: transparency" in "; ".join(stylise_video(path, tmp_path / "out.mp4", same).notes)
+    plain = write(tmp_path / "plain.mov", sound="", count=3)
+    assert not stylise_video(plain, tmp_path / "plain.mp4", same).notes
+
+
+def test_no_frame_of_a_strangers_video_is_larger_than_is_taken(tmp_path):
+    """A header speaks of the first frame alone."""
+    path = tmp_path / "in.mkv"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mjpeg", rate=RATE)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
+        for number, size in enumerate([(64, 48), (640, 480), (64, 48)]):
+            data = io.BytesIO()
+            Image.new("RGB", size, "red").save(data, "JPEG")
+            packet = av.Packet(data.getvalue())
+            packet.pts = packet.dts = number
+            packet.stream, packet.time_base, packet.is_keyframe = stream, Fraction(1, RATE), True
+            container.mux(packet)
+    made = stylise_video(path, tmp_path / "out.mp4", same, most_pixels=64 * 48)
+    assert made.frames == 2 and made.notes
+    assert stylise_video(path, tmp_path / "all.mp4", same).frames == 3
+    with pytest.raises(UserError, match="no frame can be decoded"):
+        frames.probe(write(tmp_path / "large.mp4", sound=""), most_pixels=64 * 47)
+
+
+@pytest.mark.parametrize("moments", [{"start": math.nan}, {"duration": math.inf}])
+def test_moments_are_finite_numbers(tmp_path, moments):
+    with pytest.raises(UserError, match="seconds are finite numbers"):
+        frames.probe(write(tmp_path / "in.mp4", sound="", count=3), **moments)
+    with pytest.raises(UserError, match="strength nan is outside"):
+        steady.Finish(strength=math.nan)
 
 
 COLOURANTS = {

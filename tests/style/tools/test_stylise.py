@@ -18,7 +18,7 @@ from retable.tasks.style.networks import transformer, weights
 from retable.tasks.style.networks.backbones import build
 from retable.tasks.style.networks.tiling import needed_bytes
 from retable.tasks.style.networks.transformer import TransformerNetwork
-from retable.tasks.style.tools.pictures import batches
+from retable.tasks.style.tools.pictures import batches, memory, regions
 from retable.tasks.style.tools.pictures.batches import (
     Job,
     nothing,
@@ -249,6 +249,12 @@ def test_two_paintings_and_a_history(tmp_path, storage, photographs):
     lines = history.read_text().splitlines()
     assert lines[0] == "photograph,evaluation,total,content,style" and len(lines) == 1 + 3 * 3
     assert float(lines[1].split(",")[2]) == found[0].losses[0, 0]
+    (tmp_path / "out/1.png").unlink()  # as an interruption leaves it
+    assert len(outcomes([str(photographs)], styles, tmp_path / "out", options, storage, history=history)) == 1
+    assert sorted(history.read_text().splitlines()) == sorted(lines)
+    (tmp_path / "note.csv").write_text("my,own\n")
+    with pytest.raises(UserError, match=r"note\.csv: is there, and holds no losses"):
+        outcomes([str(photographs)], styles, tmp_path / "other", options, storage, history=tmp_path / "note.csv")
     alone = Options(size=72, changes=RANDOM)
     (other,) = outcomes([str(photographs / "0.png")], styles[:1], tmp_path / "1.png", alone, storage)
     assert other.losses[0, 2] != found[0].losses[0, 2]
@@ -288,6 +294,39 @@ def test_sizes_of_an_optimisation_follow_the_picture(shape, octaves, scales):
     assert found["method.objective.octaves"] == octaves and tuple(found["method.scales"]) == scales
     assert sized(pixels, Options(like="gatys")) == {"method.size": max(shape)}
     assert sized(pixels, Options(changes={"method.scales": [64]})).keys() == found.keys() - {"method.scales"}
+
+
+@pytest.mark.parametrize(
+    ("version", "files"),
+    [
+        (2, {"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 5\ninactive_file 100\n"}),
+        (1, {"memory/memory.limit_in_bytes": "1000", "memory/memory.usage_in_bytes": "700",
+             "memory/memory.stat": "total_inactive_file 100\n"}),
+        (0, {"memory.max": "max", "memory.current": "700", "memory.stat": "inactive_file 100\n"}),
+        (0, {}),
+    ],
+)  # fmt: skip
+def test_a_container_has_no_more_memory_than_its_limit(tmp_path, monkeypatch, version, files):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "_CONTROL", tmp_path)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**6))
+    assert memory.free_bytes() == (400 if version else 10**6)
+
+
+def test_what_a_masks_transparency_hides_is_not_stylised(tmp_path):
+    whole = np.full((8, 8, 4), 255, np.uint8)
+    whole[:, 4:, 3] = 0
+    Image.fromarray(whole).save(tmp_path / "mask.png")
+    for colours in ([""], ["ffffff"]):
+        (share,) = regions.open_mask(tmp_path / "mask.png", colours).shares(8, 8)
+        assert share[:, :4].min() == 1 and share[:, 4:].max() == 0
+
+
+def test_the_latest_run_is_a_style(tmp_path, storage):
+    with pytest.raises(UserError, match="no runs of any task"):
+        open_style(["latest"], Options(), storage)
 
 
 @pytest.mark.parametrize(("height", "width"), [(40, 52), (8, 9), (20, 26)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -219,7 +219,7 @@ def stylise_files(
         raise UserError(f"--history {history}: losses are of paintings (version 1), optimised without --ray")
     with disk_errors(str(out)):
         jobs[0].target.parent.mkdir(parents=True, exist_ok=True)
-    rows: list[tuple[str | float, ...]] = []
+    rows = [] if overwrite or not history else read_history(history, {str(job.source) for job in jobs})
     outcomes = stylise_dataset(jobs, styles, options, storage) if ray else stylise_jobs(style, jobs, options, report)
     for number, outcome in enumerate(outcomes, 1):
         if ray:
@@ -228,6 +228,10 @@ def stylise_files(
             rows += [(str(outcome.job.source), i, *line) for i, line in enumerate(outcome.losses.tolist(), 1)]
             write_history(history, rows)
         yield outcome
+
+
+HISTORY = ("photograph", "evaluation", "total", "content", "style")
+"""Columns of a file of losses."""
 
 
 def absolute(style: str) -> str:
@@ -243,12 +247,25 @@ def keeps_losses(style: Style) -> bool:
     return len(inner) == 1 and isinstance(inner[0], PaintingStyle)
 
 
+def read_history(path: Path, anew: Collection[str]) -> list[tuple[str | float, ...]]:
+    """Return the losses of a file that is there, but of photographs that are stylised anew: an interrupted batch's.
+
+    Raises:
+        UserError: where it is no such file.
+    """
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        head, *rows = list(csv.reader(file)) or [[]]
+    if head != list(HISTORY):
+        raise UserError(f"--history {path}: is there, and holds no losses; choose another file, or --overwrite")
+    return [tuple(row) for row in rows if row and row[0] not in anew]
+
+
 def write_history(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
     """Write losses as a table: photograph, evaluation, total, content and style loss."""
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(
-        [("photograph", "evaluation", "total", "content", "style"), *rows]
-    )
+    csv.writer(stream, lineterminator="\n").writerows([HISTORY, *rows])
     Storage.open(path.absolute().parent).write(path.name, stream.getvalue())
 
 

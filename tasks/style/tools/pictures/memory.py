@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from pathlib import Path
 
 import psutil
 import torch
@@ -22,15 +23,31 @@ over the weights: measured, within a quarter."""
 SHORTAGE = ("can't allocate memory", "MPS backend out of memory", "Invalid buffer size")
 """What PyTorch's plain errors of allocations say: on CPUs, and on MPS."""
 TOO_LARGE = "more memory is needed than there is; choose a smaller --size"
+_CONTROL = Path("/sys/fs/cgroup")
+_GROUPS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of each version of control groups: the files of the limit and of what is used, and in `memory.stat` the cached
+pages, which are given back."""
 STEP = 8
 """Sizes are tried in multiples of so many pixels."""
 
 
 def free_bytes(device: torch.device | None = None) -> int:
-    """Return the bytes that are free: of a CUDA device its own; of any other, or of none, the host's."""
+    """Return the bytes that are free: of a CUDA device its own; of any other, or of none, the host's or container's."""
     if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return min([int(psutil.virtual_memory().available), *_left_to_container()])
+
+
+def _left_to_container() -> Iterator[int]:
+    """Yield what the limit of this process's control group leaves, where there is one: of version 2, else of 1."""
+    for limit, used, cache in _GROUPS:
+        with suppress(OSError, ValueError, KeyError):  # no such version, or `max`
+            most, now = (int((_CONTROL / name).read_text()) for name in (limit, used))
+            parts = dict(line.split() for line in (_CONTROL / limit).with_name("memory.stat").read_text().splitlines())
+            yield max(0, most - now + int(parts[cache]))
 
 
 def check_memory(

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float
 
 from retable.platform.errors import UserError
+from retable.platform.spec.arrays import Array
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import Pixels
 
@@ -43,6 +44,8 @@ class Mask:
     pixels: Pixels
     colours: Sequence[str]
     """Of each style; one that is empty: the mask's brightness counts."""
+    alpha: Array | None = None
+    """Its transparency, 0 to 255: what is not there is of no style."""
 
     def shares(self, height: int, width: int) -> list[Share]:
         """Return what each style has of each pixel of a picture of this size, in [0, 1]; what is left, it keeps."""
@@ -55,6 +58,8 @@ class Mask:
         return [self._stretched(one.astype(np.float32), height, width) for one in mine]
 
     def _stretched(self, share: Share, height: int, width: int) -> Share:
+        if self.alpha is not None:
+            share = share * (self.alpha.astype(np.float32) / 255)
         shrinks = height <= share.shape[0] and width <= share.shape[1]
         how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
         return np.clip(np.asarray(cv2.resize(share, (width, height), interpolation=how)), 0, 1)
@@ -74,7 +79,8 @@ def open_mask(path: Path | None, colours: Sequence[str]) -> Mask | None:
         raise UserError(
             "--mask with several styles: give each its own colour, --style NAME@ff0000 --style OTHER@0000ff"
         )
-    return Mask(images.read(path).pixels, list(colours))
+    mask = images.read(path)
+    return Mask(mask.pixels, list(colours), mask.alpha)
 
 
 def compose(photograph: Pixels, made: Sequence[Pixels], shares: Sequence[Share]) -> Pixels:

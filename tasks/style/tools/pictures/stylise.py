@@ -379,7 +379,7 @@ def one_network(name: str, storage: Storage) -> TransformerNetwork:
     whole, _, painting = (name, "", "") if transformer.is_file(name) else name.partition(":")
     if transformer.is_file(whole) or whole in transformer.zoo():
         return transformer.find(whole, painting)
-    if not re.fullmatch("[0-9a-f]+", whole):
+    if not re.fullmatch("[0-9a-f]+|latest", whole):
         names = sorted({*transformer.zoo(), *assets.paintings()})
         raise UserError(f"--style {name}: no such file; or use {', '.join(names)}, or a run's fingerprint")
     run = find_run(whole, storage)

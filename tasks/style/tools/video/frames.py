@@ -120,6 +120,8 @@ class Clip:
     """What is mapped to BT.709; none: colours stay as they are."""
     part: Part | None = None
     """What of the file is read and written; none: all of it."""
+    most_pixels: int = 0
+    """That a frame may have; 0: as many as FFmpeg decodes."""
 
     @property
     def tags(self) -> tuple[int, int, int]:
@@ -143,14 +145,15 @@ def _pictures(container: InputContainer) -> list[VideoStream]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Open a file at its first video track that is no cover art.
+def _opened(path: Path, most_pixels: int = 0) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """Open a file at its first video track that is no cover art; frames of more pixels than `most_pixels` are damage.
 
     Raises:
         UserError: where there is none, or the file is none that FFmpeg knows.
     """
+    most = {"max_pixels": str(most_pixels)} if most_pixels else {}
     try:
-        container = av.open(str(path), options=OPENING)
+        container = av.open(str(path), options=OPENING | most)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except (av.FFmpegError, ValueError) as error:
@@ -160,6 +163,7 @@ def _opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         if not streams or streams[0].codec_context is None:
             kinds = sorted({stream.type for stream in container.streams})
             raise UserError(f"{path}: no video track that can be decoded ({', '.join(kinds) or 'nothing'} only)")
+        streams[0].codec_context.options |= most
         streams[0].thread_type = "AUTO"
         yield container, streams[0]
 
@@ -277,18 +281,21 @@ def _beginning(container: InputContainer, video: VideoStream) -> Fraction:
     return max(min(first, default=Fraction(0)), Fraction(0))
 
 
-def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip:
+def probe(path: Path, start: float = 0.0, duration: float | None = None, most_pixels: int = 0) -> Clip:
     """Return a video's properties from its header and first frame.
 
     Args:
         path: any file that FFmpeg reads.
         start: seconds of the video that are passed over.
         duration: seconds that are wanted; none: all that are left.
+        most_pixels: that a frame may have, of a stranger's file; 0: as many as FFmpeg decodes.
 
     Raises:
         UserError: in one line, where it is no video, no frame can be decoded, or it ends before `start`.
     """
-    with _opened(path) as (container, stream):
+    if not all(math.isfinite(moment or 0) for moment in (start, duration)):
+        raise UserError(f"{path}: from {start} s on, for {duration} s: seconds are finite numbers")
+    with _opened(path, most_pixels) as (container, stream):
         frame = next(_decoded(container, stream, []), None)
         if frame is None:
             raise UserError(f"{path}: no frame can be decoded")
@@ -326,6 +333,7 @@ def probe(path: Path, start: float = 0.0, duration: float | None = None) -> Clip
             origin=origin,
             wide=find(frame.color_trc, frame.color_primaries),
             part=part,
+            most_pixels=most_pixels,
         )
 
 
@@ -354,7 +362,7 @@ def read(clip: Clip, notes: list[str], size: int = 0, reader: Reader = "pyav") -
         return
     inner = (height, width) if is_sideways(clip.turn) else (width, height)
     scaling = Interpolation.AREA if size and size < max(clip.width, clip.height) else Interpolation.BICUBIC
-    with _opened(clip.path) as (container, stream):
+    with _opened(clip.path, clip.most_pixels) as (container, stream):
         unit = stream.time_base or clip.time_base
         if clip.part:
             clip.part.enter(container)
@@ -602,6 +610,8 @@ def _dropped(source: InputContainer) -> list[str]:
     more = len(source.streams.video) - len(covers) - 1
     kinds = sorted({stream.type for stream in source.streams if stream.type not in ("audio", "video")})
     others = [f"{kind} tracks" for kind in kinds] + ["cover art"] * bool(covers)
+    form = _pictures(source)[0].codec_context.format
+    others += ["transparency"] * (form is not None and any(part.is_alpha for part in form.components))
     return [{1: "a second video track"}.get(more, f"{more} more video tracks")] * (more > 0) + others
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.train.worker import best_device
 from retable.tasks.style.files import images
@@ -105,6 +106,10 @@ class Finish:
     original_colours: bool = False
     strength: float = 1.0
     mask: Mask | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength <= 1:
+            raise UserError(f"strength {self.strength} is outside [0, 1]")
 
     def __call__(self, pictures: Pictures, piece: Piece) -> Pictures:
         """Bring back colours, what the mask leaves out, and a share of the photographs."""

@@ -72,6 +72,7 @@ def stylise_video(
     progress: Callable[[int, int], None] | None = None,
     start: float = 0.0,
     duration: float | None = None,
+    most_pixels: int = 0,
 ) -> Written:
     """Decode a video, stylise its frames and encode them, with its sound.
 
@@ -87,6 +88,7 @@ def stylise_video(
         progress: called with the frames done and in all (0: unknown).
         start: seconds of the video that are passed over.
         duration: seconds that are stylised; none: all that are left.
+        most_pixels: that a frame may have; 0: any number.
 
     Raises:
         UserError: where the source is no video or the target cannot be written.
@@ -94,7 +96,7 @@ def stylise_video(
     started, notes = time.monotonic(), list[str]()
     check_target(source, target, overwrite)
     with whole_file(target) as path:
-        clip = files.probe(source, start, duration)
+        clip = files.probe(source, start, duration, most_pixels)
         decoded = files.read(clip, notes, size, reader)
         with closing(stylised(decoded, stylise, batch)) as made:
             count = files.write(path, clip, counted(made, clip, progress), notes, crf)
