@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
+from retable.platform.errors import UserError
 from retable.platform.spec.table import (
     Combined,
     Figure,
@@ -482,7 +483,10 @@ def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: 
     rows = plan.replicates[name] = {}
     present = [row for row in table.rows if not isinstance(row, Combined) and not row.absent]
     for each in present:
-        rows[each.label] = expand(table, each, task.config(), task.view())
+        try:
+            rows[each.label] = expand(table, each, task.config(), task.view())
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
     trained = [replicate for row in present if isinstance(row, Row) for replicate in rows[row.label]]
     folders = [RunFolder.of(plan.storage, task, replicate.config) for replicate in trained]
     read_ahead(folders, [replicate.view for replicate in trained], taken)

@@ -8,10 +8,11 @@ import pytest
 from retable.platform import api
 from retable.platform.cli import app as cli
 from retable.platform.config import override
+from retable.platform.errors import UserError
 from retable.platform.execute.scoring import measure_one
 from retable.platform.plan import plan as planning
 from retable.platform.plan.plan import compile_configs, compile_plan, left_out, name_of, name_of_view
-from retable.platform.spec.table import Combined, Measurement, Row, resolve, stored_as, stored_key
+from retable.platform.spec.table import Combined, Measurement, Row, Table, resolve, stored_as, stored_key
 from retable.platform.spec.task import find, find_table
 from retable.platform.store.run import RunFolder
 from retable.tasks.line import mean
@@ -268,6 +269,12 @@ def test_a_measurement_of_another_device_is_shown_but_is_still_to_be_taken_here(
         assert len(plan.unmeasured) == left
     storage.write_json(timing.path, {"metrics": {}})
     assert planning.timing_read(planned(storage, row), LINE, row, replicate) == timing.path
+
+
+def test_a_field_that_a_table_misspells_is_told_with_the_tables_name(storage):
+    wrong = Table(title="", rows=[Row(label="fast")], columns=(), over={"sed": (0,)})
+    with pytest.raises(UserError, match=r"^line/t: .*unknown field 'sed'; did you mean 'seed'"):
+        compile_plan({"line/t": (find("line"), wrong)}, storage)
 
 
 def test_compiling_writes_nothing(storage):
