@@ -34,9 +34,11 @@ _POLL = 1.0
 class ServeError(Exception):
     """A server's refusal: its status, and its one line."""
 
-    def __init__(self, status: int, detail: str) -> None:
+    def __init__(self, status: int, detail: str, again: bool = False) -> None:
         super().__init__(f"{status}: {detail}")
         self.status, self.detail = status, detail
+        self.again = again
+        """Whether it was asked before, without an answer."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,11 @@ class Client:
 
     def cancel(self, id: str) -> None:
         """Cancel a job; remove one that is over, with its file."""
-        self.ask("DELETE", f"/v1/jobs/{_part(id)}")
+        try:
+            self.ask("DELETE", f"/v1/jobs/{_part(id)}")
+        except ServeError as error:
+            if not (error.again and error.status == 404):  # the first time it was done, and its answer lost
+                raise
 
     def search(self, words: str, top: int = 10) -> list[Hit]:
         """Return the recordings that fit words best."""
@@ -269,7 +275,7 @@ class Client:
             time.sleep(_pause(answer, attempt))
         assert answer is not None
         if answer.status >= 400:
-            raise ServeError(answer.status, _detail(answer))
+            raise ServeError(answer.status, _detail(answer), again=attempt > 0)
         return answer
 
     def _json(

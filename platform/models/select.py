@@ -77,7 +77,7 @@ def info_of(run: TrainedRun) -> Info:
     return run.folder.provenance().get("data") or run.source.info
 
 
-def _same_data(run: TrainedRun) -> Hashable:
+def same_data(run: TrainedRun) -> Hashable:
     """Return the digest of a run's dataset: numbers on different datasets cannot be compared."""
     return str(run.result["data"])
 
@@ -89,7 +89,7 @@ def choose(
     metric: str,
     *,
     mode: Literal["max", "min"] = "max",
-    comparable: Callable[[TrainedRun], Hashable] = _same_data,
+    comparable: Callable[[TrainedRun], Hashable] = same_data,
     smoke: bool = False,
 ) -> Choice:
     """Return the best of runs; one of generated data or of a smaller scale never beats one of real data or a larger.

@@ -38,8 +38,12 @@ KINDS = {
 """How files of pictures begin. Other decoders are never asked: some run programs, many were never attacked."""
 
 
-_TILE_WIDTH, _TILE_HEIGHT = 322, 323
+_COMPRESSION, _TILE_WIDTH, _TILE_HEIGHT = 259, 322, 323
 """Tags of TIFF."""
+_SCAN = b"\xff\xda"
+"""How a scan of JPEG begins."""
+MOST_SCANS = {"JPEG": 100, "TIFF": 1000}
+"""A progressive JPEG has ten; a TIFF of JPEGs has one for each of its strips."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +80,16 @@ def check(body: bytes, size: int, limits: Limits = LIMITS) -> tuple[str, float]:
             with Image.open(io.BytesIO(body), formats=[kind]) as image:
                 width, height = image.size
                 # A TIFF's tiles are made room for as their header says, whatever the picture's own size is.
-                tiles = [getattr(image, "tag_v2", {}).get(tag, 0) for tag in (_TILE_WIDTH, _TILE_HEIGHT)]
+                tags = getattr(image, "tag_v2", {})
+                tiles = [tags.get(tag, 0) for tag in (_TILE_WIDTH, _TILE_HEIGHT)]
+                jpeg_inside = tags.get(_COMPRESSION) in (6, 7)
                 if any(not isinstance(length, int) or length < 0 for length in tiles):
                     raise ValueError("lengths of tiles")  # a tag has the type that the file says: text times a number
     except Exception as error:  # decoders raise anything on broken bytes
         raise Problem(400, f"the {kind} file is broken") from error
+    most = MOST_SCANS[kind] if kind == "JPEG" or jpeg_inside else len(body)
+    if body.count(_SCAN) > most:  # each is gone through for all of the picture; coded data have no such bytes
+        raise Problem(413, f"the {kind} file has more than {most} scans; save it anew")
     pixels = width * height * (size / max(width, height, 1)) ** 2 if size else width * height
     if max(width * height, pixels, math.prod(tiles)) > limits.pixels:
         raise Problem(

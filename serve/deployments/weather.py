@@ -201,6 +201,18 @@ def joined(members: Sequence[Array], wanted: Wanted) -> Array:
         raise Problem(422, str(error)) from error
 
 
+def check_alike(models: Sequence[Exported]) -> None:
+    """Refuse forecasters whose forecasts cannot be joined, as they are of other events.
+
+    Raises:
+        Problem: 422, naming the field in which they differ.
+    """
+    for name in ("forecast", "rain_threshold"):
+        values = sorted({getattr(model.config, name) for model in models})
+        if len(values) > 1:
+            raise Problem(422, f"the forecasters differ in {name} ({', '.join(map(str, values))}); name one")
+
+
 def moment(time: str) -> np.datetime64 | None:
     """Return a time that a request names, UTC; none where it names none.
 
@@ -212,6 +224,8 @@ def moment(time: str) -> np.datetime64 | None:
     try:
         parsed = datetime.fromisoformat(time)
         plain = parsed.astimezone(UTC).replace(tzinfo=None) if parsed.tzinfo else parsed
+        if not 1900 <= plain.year < 3000:  # a netCDF counts minutes in 32 bits
+            raise ValueError(time)
     except (ValueError, OverflowError) as error:
         raise wrong("time", repr(time)[:40], "ISO 8601, as 2019-06-01T12:00") from error
     return np.datetime64(plain, "m")
@@ -232,6 +246,8 @@ class Forecasters(Served[Exported]):
 
         async def forecasts() -> tuple[list[Exported], list[Array]]:
             models = [await self.model(sha256) for sha256 in sha256s]
+            if len(models) > 1:
+                check_alike(models)
             works = await asyncio.to_thread(work, models, region, body)
             return models, [raised(each) for each in await asyncio.gather(*map(self.batch, works))]
 

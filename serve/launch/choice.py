@@ -14,7 +14,7 @@ from retable.platform.console import errors
 from retable.platform.errors import UserError, nearest
 from retable.platform.models import contract, zoo
 from retable.platform.models.export import scale_of
-from retable.platform.models.select import Choice, choose, eligible_runs
+from retable.platform.models.select import Choice, choose, eligible_runs, same_data
 from retable.platform.report.papers import PAPERS
 from retable.platform.report.results import FilledTable
 from retable.platform.report.write import kept_tables, task_of
@@ -22,7 +22,7 @@ from retable.platform.spec.extras import missing
 from retable.platform.spec.task import SMOKE, find_table, names
 from retable.platform.store.storage import Storage
 from retable.platform.text import plural
-from retable.serve.launch.models import Model, keep
+from retable.serve.launch.models import Model, fills, keep
 
 _BRIEF = (SMOKE, "quick")
 """Scales whose runs were trained for seconds or minutes: they prove a path, or give a first look."""
@@ -207,8 +207,8 @@ def by_metric(named: str, metric: str, rule: Any, runs: Sequence[api.TrainedRun]
             raise UserError(f"--best {named}: no metric {metric!r}{nearest(metric, scores)}")
         return scores[metric]
 
-    name = getattr(rule, "NAME", task.name)
-    return {name: choose(name, runs, score, f"validation {metric}", smoke=True)}
+    name, alike = getattr(rule, "NAME", task.name), getattr(rule, "comparable", same_data)
+    return {name: choose(name, runs, score, f"validation {metric}", comparable=alike, smoke=True)}
 
 
 def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> Model:
@@ -221,7 +221,7 @@ def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> M
     if run.diverged:
         raise UserError(f"run {run.fingerprint} has diverged: its weights are no numbers; name another")
     model = of_file(run.task.name, name, contract.exporter(run.task.name).write_export(run), why, storage)
-    cell = cell_of(run.fingerprint, str(model.about.get("scale", "")), kept_tables(storage))
+    cell = cell_of(model, kept_tables(storage))
     return replace(model, about={**model.about, "cell": cell}) if cell else model
 
 
@@ -253,17 +253,14 @@ def runs_of(table: FilledTable) -> set[str]:
     return {origin.run for replicate in replicates for origin in replicate.origin.parts()}
 
 
-def cell_of(fingerprint: str, scale: str, tables: Sequence[FilledTable]) -> str:
-    """Return the first cell that a run alone fills, `table/row/column`; empty where there is none.
+def cell_of(model: Model, tables: Sequence[FilledTable]) -> str:
+    """Return the first cell that a model's run alone fills at its epoch, `table/row/column`; empty where there is none.
 
-    Args:
-        fingerprint: the run's.
-        scale: the run's; tables of another one come last.
-        tables: where to look.
+    Tables of another scale than the run's come last.
     """
-    for table in sorted(tables, key=lambda table: table.scale != scale):
+    for table in sorted(tables, key=lambda table: table.scale != str(model.about.get("scale", ""))):
         for row in table.rows:
-            places = [place for place, each in enumerate(row.replicates) if each.origin.run == fingerprint]
+            places = [place for place, each in enumerate(row.replicates) if fills(model, each.origin)]
             for column, cell in zip(table.columns, row.cells, strict=False):
                 if any(cell.values[place] is not None for place in places):
                     return f"{table.name}/{row.label}/{column.header}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from retable.platform.errors import UserError, nearest
 from retable.platform.models import export
+from retable.platform.spec.table import Origin
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.replies import Json, Problem, plain_line
 
@@ -133,3 +134,13 @@ def choose(models: Sequence[Model], name: str, variant: str, what: str) -> Model
         hint = nearest(variant, filter(None, {model.variant for model in named})) or "; leave out model"
         raise Problem(404, f"no model {variant!r} of {name}{hint}")
     return matches[0]
+
+
+def fills(model: Model, origin: Origin) -> bool:
+    """Return whether a model is a run at the epoch that was read; true if its file does not state its epochs."""
+    if not origin.run or model.about.get("fingerprint") != origin.run:
+        return False
+    epoch, config = model.about.get("epoch"), model.about.get("config")
+    last = config.get("epochs") if isinstance(config, dict) else None
+    wanted = (origin.view or {}).get("epoch") or last
+    return epoch is None or wanted is None or wanted == epoch

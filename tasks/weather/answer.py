@@ -66,7 +66,7 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
     (frames, own_region), inputs = read(source), model.config.inputs
     if frames.ndim == 4 and len(frames) % inputs == 0:
         frames = frames.reshape(-1, inputs, *frames.shape[1:])
-    trained_on = [region for region in model.config.regions if source.name.startswith(region)]
+    trained_on = [each for each in model.config.regions if re.match(rf"{re.escape(each)}(?!\d)", source.name)]
     named = REGION.match(source.name)
     region = options.region or own_region or (trained_on[0] if trained_on else named[0] if named else NOT_NAMED)
     try:

@@ -5,7 +5,7 @@ Runs that were trained on the validation split have no such number, and are pass
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
@@ -31,4 +31,11 @@ def best(runs: Sequence[TrainedRun], threshold: float = 0.5) -> dict[str, Choice
     scored = [run for run in runs if run.config.train_on == "training"]
     if runs and not scored:
         raise UserError(f"no run for {NAME}: all {len(runs)} were trained on the validation set; name one of them")
-    return {NAME: choose(NAME, scored, score, f"validation IoU at {threshold:g}")}
+    return {NAME: choose(NAME, scored, score, f"validation IoU at {threshold:g}", comparable=comparable)}
+
+
+def comparable(run: TrainedRun) -> Hashable:
+    """Return what runs have in common whose IoU can be compared: data, places, years, lead times and what rain is."""
+    config = run.config
+    asked = (config.regions, config.years, config.inputs, config.forecast, config.rain_threshold)
+    return (run.result["data"], *asked)

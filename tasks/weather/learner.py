@@ -182,9 +182,9 @@ def validate(learner: ForecastLearner, data: Any) -> list[dict[str, float]]:
     It is the `iou` of `metrics.scores`: a place where neither radar nor forecast has rain counts as 0. Each worker
     takes its share of the sequences; the counts of all are added up.
     """
+    learner.share_buffers()
     if not data.validated:  # an own set may have none
         return [{}]
-    learner.share_buffers()
     shards = {shard: n for n, shard in enumerate(data.validated)}
     device = learner.worker.device
     counts = torch.zeros(len(shards), 2, dtype=torch.float64, device=device)  # intersection, union

@@ -9,7 +9,7 @@ Arrays, with n sequences of L lead times on S x S pixels of 2 km:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -425,19 +425,30 @@ def drawn_anew(a: Sequence[Counts], b: Sequence[Counts], draws: int, seed: int) 
     shards = list(pairs[0][0])
     if any(set(side) != set(shards) for pair in pairs for side in pair):
         raise ValueError("the forecasts are not of the same shards")
-    random = generator(seed, "weather.bootstrap")
+    times = times_drawn(draws, seed)
     for shard in shards:
         sides = np.stack([[side[shard] for side in pair] for pair in pairs]).astype(np.float64)
-        yield sides.sum(axis=2), np.tensordot(times_drawn(random, sides.shape[2], draws), sides, axes=(1, 2))
+        yield sides.sum(axis=2), np.tensordot(times(shard, sides.shape[2]), sides, axes=(1, 2))
 
 
-def times_drawn(random: np.random.Generator, sequences: int, draws: int) -> Array:
-    """Return how often each sequence is drawn, with replacement, as many as there are: float64 (draws, sequences).
+def times_drawn(draws: int, seed: int) -> Callable[[str, int], Array]:
+    """Return what gives how often each of a shard's sequences is drawn, with replacement: float64 (draws, sequences).
+
+    As many are drawn as there are. The regions of a split and year are drawn alike where they have as many sequences:
+    in the competition's data, local hold-outs and imports those are of the same hours, so that one weather is in all.
 
     Audio's bootstrap draws one by one, which takes other numbers from the same generator: with one way of drawing for
     both, the published intervals of one of them would change.
     """
-    return random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
+    random, drawn = generator(seed, "weather.bootstrap"), dict[tuple[str, int], Array]()
+
+    def times(shard: str, sequences: int) -> Array:
+        of = shard.rpartition("/")[0], sequences
+        if of not in drawn:
+            drawn[of] = random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
+        return drawn[of]
+
+    return times
 
 
 def squared_errors(summaries: Summaries, probabilities: Array = MIDDLES) -> dict[str, Array]:

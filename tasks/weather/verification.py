@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from retable.platform.spec.arrays import Array
-from retable.platform.train.seeds import generator
 from retable.tasks.weather import metrics
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import BINS, MIDDLES, Summaries, Threshold, contingency
@@ -65,12 +64,12 @@ def banded(
         draws: how often to resample.
         seed: of the resampling; forecasts of the same sequences are drawn alike.
     """
-    random = generator(seed, "weather.bootstrap")
+    times = metrics.times_drawn(draws, seed)
     whole, drawn = [], []
-    for table in tables.values():
+    for shard, table in tables.items():
         numbers = table.astype(np.float64)
         whole.append(numbers.sum(axis=1)[None])
-        drawn.append(np.tensordot(metrics.times_drawn(random, table.shape[1], draws), numbers, axes=(1, 1)))
+        drawn.append(np.tensordot(times(shard, table.shape[1]), numbers, axes=(1, 1)))
 
     def read(parts: Sequence[Array]) -> Array:
         sums = [np.sum(parts, axis=0)] if pooled else parts

@@ -13,7 +13,7 @@ from retable.platform.report.write import kept_tables
 from retable.platform.spec.table import Origin, resolve
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
-from retable.serve.launch import choice
+from retable.serve.launch import choice, models
 from retable.tasks.weather.config import View
 from tests.weather.toys import config
 
@@ -121,9 +121,15 @@ def test_a_run_says_which_cell_it_fills(storage):
         request = {"table": f"weather/table{number}", "scale": "small", "set": {}}
         storage.write_json(f"tables/weather-table{number}-small.json", request)
     tables = kept_tables(storage)
-    assert choice.cell_of("11", "smoke", tables) == "weather/table1/a/2019"
-    assert choice.cell_of("11", "small", tables) == "weather/table2/b/Total"
-    assert choice.cell_of("33", "small", tables) == ""  # of the vote it is a part
+
+    def cell(run, scale, **about):
+        told = {"fingerprint": run, "scale": scale, **about}
+        return choice.cell_of(models.Model(task="weather", name="w", sha256="", about=told), tables)
+
+    assert cell("11", "smoke") == "weather/table1/a/2019"
+    assert cell("11", "small") == "weather/table2/b/Total"
+    assert cell("33", "small") == ""  # of the vote it is a part
+    assert cell("11", "smoke", epoch=3, config={"epochs": 4}) == ""  # these weights made no number
     assert [sorted(choice.runs_of(table)) for table in tables] == [["11", "22", "33"], ["11"]]
 
 

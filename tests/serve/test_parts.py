@@ -765,6 +765,36 @@ def test_a_picture_in_tiles_larger_than_itself_is_refused():
     assert caught.value.status == 413
 
 
+def test_a_small_picture_of_many_scans_is_refused():
+    """Each is gone through for all of the picture: 30 kB took a core for a second, and 32 MB an hour."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(
+        file, "JPEG", progressive=True
+    )
+    assert style.decode(file.getvalue(), 0).pixels.shape == (64, 64, 3)
+    scan = file.getvalue().rindex(b"\xff\xda")
+    for body in (file.getvalue()[:scan] + b"\xff\xda\x00\x08\x01\x01\x00\x01\x3f\x00" * 101 + file.getvalue()[scan:],):
+        with pytest.raises(Problem, match="more than 100 scans") as caught:
+            style.check(body, 0)
+        assert caught.value.status == 413
+
+
+def test_a_cancelled_job_whose_answer_was_lost_is_cancelled(monkeypatch):
+    monkeypatch.setattr("retable.serve.client.time.sleep", lambda seconds: None)
+    answers = [ConnectionError("reset"), Answer(404, b'{"detail": "no such job"}', {})]
+
+    class Lost(Client):
+        def _once(self, *arguments):
+            if isinstance(answer := answers.pop(0), Exception):
+                raise answer
+            return answer
+
+    Lost().cancel("ab")
+    answers = [Answer(404, b'{"detail": "no such job"}', {})]
+    with pytest.raises(ServeError):
+        Lost().cancel("ab")
+
+
 @pytest.mark.parametrize("host", [b"localhost:8000", b"127.0.0.1", b"[::1]:8000", b"LocalHost"])
 def test_this_machine_answers_to_its_own_names(host):
     own = address.Address("127.0.0.1", 8000).names

@@ -10,7 +10,7 @@ from retable.platform.spec.table import Origin
 from retable.platform.store.storage import Storage
 from retable.serve.deployments import weather
 from retable.serve.ingress.routes import tables as results
-from retable.serve.launch.models import Model
+from retable.serve.launch.models import Model, fills
 from tests.platform.store.test_storage import failing
 from tests.serve import web
 from tests.serve.test_parts import ask, problem
@@ -84,8 +84,8 @@ def test_a_table_says_measured_beside_published_and_who_serves_it(storage):
     ],
 )
 def test_a_model_is_a_cells_run_at_the_epoch_that_was_read(about, view, same):
-    assert results.same(Model(task="rl", name="x", sha256="a", about=about), Origin("12", view)) is same
-    assert not results.same(Model(task="rl", name="x", sha256="a", about={}), Origin(""))
+    assert fills(Model(task="rl", name="x", sha256="a", about=about), Origin("12", view)) is same
+    assert not fills(Model(task="rl", name="x", sha256="a", about={}), Origin(""))
 
 
 def test_nothing_says_where_it_lies(storage):

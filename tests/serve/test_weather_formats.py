@@ -91,9 +91,20 @@ def test_an_ensemble_is_that_of_the_tables():
         weather.joined([members[0], members[1][:1]], weather.Wanted())
 
 
+def test_forecasters_of_other_events_are_not_joined():
+    alike = [SimpleNamespace(config=SimpleNamespace(forecast=32, rain_threshold=0.2)) for _ in range(2)]
+    weather.check_alike(alike)
+    for name, value in (("rain_threshold", 0.0), ("forecast", 4)):
+        other = SimpleNamespace(config=SimpleNamespace(**{**vars(alike[0].config), name: value}))
+        with pytest.raises(Problem, match=f"differ in {name}") as refused:
+            weather.check_alike([*alike, other])
+        assert refused.value.status == 422
+
+
 def test_times_are_of_the_world_and_what_is_none_is_a_problem():
     assert weather.moment("2019-06-01T12:00+02:00") == np.datetime64("2019-06-01T10:00") and weather.moment("") is None
-    for never in ("yesterday", "0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00"):  # these are beyond all years in UTC
+    beyond = ("7000-01-01T00:00", "0001-01-01T00:00+14:00", "9999-12-31T23:59-14:00")  # two of them, all years in UTC
+    for never in ("yesterday", *beyond):
         with pytest.raises(Problem, match="ISO 8601"):
             weather.moment(never)
 
@@ -141,7 +152,8 @@ def test_several_forecasters_answer_one_request(monkeypatch):
             self.line = Line(2, 1.0)
 
         async def model(self, sha256):
-            return SimpleNamespace(name=sha256, about={"data_caution": "Not real."})
+            asked = SimpleNamespace(forecast=32, rain_threshold=0.2 if sha256 != "c" else 0.0)
+            return SimpleNamespace(name=sha256, about={"data_caution": "Not real."}, config=asked)
 
         async def batch(self, work):
             return STEPS // (1 if work == "a" else 2)
@@ -155,3 +167,5 @@ def test_several_forecasters_answer_one_request(monkeypatch):
         assert file.attrs["comment"] == "Not real."
     refused = asyncio.run(weather.Forecasters.forecast(Two(), ["a"], b"", "here", {"time": "never"}))
     assert isinstance(refused, Problem) and refused.status == 422
+    refused = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "c"], b"", "here", {"kind": "npz"}))
+    assert isinstance(refused, Problem) and "differ in rain_threshold" in refused.detail

@@ -74,3 +74,6 @@ def test_a_climatology_knows_its_regions_alone(tmp_path):
     with pytest.raises(UserError, match="did you mean 'roxi_0004'"):
         answered(climatology, tmp_path / "other.npz", region="roxi_0005")
     assert answered(climatology, tmp_path / "other.npz", region="roxi_0004").shape == (1, 8, 12, 12)
+    np.savez(tmp_path / "roxi_00041.test.npz", images=np.zeros((4, 11, 12, 12), np.float32))
+    with pytest.raises(UserError, match="has seen"):  # another region, whose name begins alike
+        answered(climatology, tmp_path / "roxi_00041.test.npz")

@@ -21,11 +21,12 @@ GENERATED, REAL = {"source": "generated"}, {"source": "w4c22"}
 def finished(storage):
     """Write a finished run with scores on validation and test, as they are kept; return the run."""
 
-    def make(seed, validation, test, scale="small", data=GENERATED, digest="d", train_on="training", **result):
-        chosen = config(seed=seed, train_on=train_on)
+    def make(seed, validation, test, scale="small", data=GENERATED, digest="d", **changes):
+        diverged = {"diverged": changes.pop("diverged")} if "diverged" in changes else {}
+        chosen = config(seed=seed, **changes)
         folder = RunFolder.of(storage, TASK, chosen)
         folder.begin(chosen, TASK.version, {"scale": scale, "changed": [], "data": data})
-        folder.folder.write_json("result.json", {"data": digest, "metrics": {}, "weights": {"2": "w"}, **result})
+        folder.folder.write_json("result.json", {"data": digest, "metrics": {}, "weights": {"2": "w"}, **diverged})
         for split, value in {"validation": validation, "test": test}.items():
             for threshold in (0.5, 0.4):
                 view = resolve(override(View(), {"split": split, "threshold": threshold}), chosen)
@@ -48,6 +49,16 @@ def test_the_test_split_is_never_looked_at(finished, storage):
     assert (found.run.fingerprint, found.value, found.among, found.passed_over) == (good.fingerprint, 0.3, 3, 0)
     line = f"weather weather: run {good.fingerprint}, validation IoU at 0.5 0.3, the best of 3 "
     assert found.line() == line + "(scale small, generated data)"
+
+
+@pytest.mark.parametrize(
+    "easier", [{"regions": ["boxi_0015"]}, {"years": [2019]}, {"forecast": 4}, {"rain_threshold": 0.0}]
+)
+def test_who_was_asked_something_easier_is_not_compared(finished, storage, easier):
+    good = finished(1, 0.3, 0.1)
+    finished(2, 0.2, 0.1)
+    finished(3, 0.9, 0.1, **easier)
+    assert chosen(storage).run.fingerprint == good.fingerprint
 
 
 def test_no_test_score_is_even_read(finished, storage, monkeypatch):

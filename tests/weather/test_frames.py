@@ -244,6 +244,17 @@ def test_packed_numbers_are_unpacked(tmp_path, attributes, expected):
     np.testing.assert_allclose(found, expected(raw[1:3].astype(float)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+def test_floats_that_were_not_measured_are_no_numbers(tmp_path, kind):
+    raw = np.random.default_rng(0).random((3, 11, 12, 12)).astype(kind)
+    raw[0, 0, 0, :3] = -999.9, 9.969209968386869e36, -1
+    missing = {"_FillValue": np.dtype(kind).type(-999.9), "missing_value": -1.0}
+    data = open_hdf5(packed(tmp_path / "a.h5", SATELLITE, raw, **missing), SATELLITE, 11)
+    expected = raw.astype(np.float32)
+    expected[0, 0, 0, :3] = np.nan
+    np.testing.assert_array_equal(read_hdf5(data, slice(0, 3)), expected)
+
+
 def with_filter(path, code):
     """A file whose chunks claim to be written by a filter that is not here."""
     with h5py.File(path, "w") as file:

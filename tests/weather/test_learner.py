@@ -140,7 +140,14 @@ def test_without_validation_nothing_is_said_of_it():
         def validation(self, rank, world):
             return iter(())
 
-    assert validate(Fixed(of({})), Nothing()) == [{}]
+    shared = []
+
+    class Shared(Fixed):
+        def share_buffers(self):
+            shared.append(1)
+
+    assert validate(Shared(of({})), Nothing()) == [{}]
+    assert shared, "workers average their running statistics nevertheless"
 
 
 def test_a_place_without_rain_or_forecast_counts_as_in_the_scores():

@@ -373,6 +373,20 @@ def test_paired_brier_is_the_difference_of_the_scores_and_a_naive_bootstrap() ->
     assert ends == pytest.approx(wanted, abs=0.1 * (wanted[1] - wanted[0]))
 
 
+def test_one_weather_in_all_regions_is_drawn_once() -> None:
+    """Regions of one map at the same hours say the same seven times; drawn each by itself they seem to say more."""
+    one, _ = counts_with_noise(0, 0.04, n=60)
+    same = next(iter(one.values()))
+    worse = same - np.array([1, -1, -1]) * (np.arange(60)[:, None] % 5)
+    alone = numbers(paired_difference({"test/2019/a": same}, {"test/2019/a": worse}))
+    places = [f"test/2019/{region}" for region in "abcdefg"]
+    seven = numbers(paired_difference(dict.fromkeys(places, same), dict.fromkeys(places, worse)))
+    assert seven == pytest.approx(alone)
+    years = [f"test/{year}/a" for year in range(2013, 2020)]
+    apart = numbers(paired_difference(dict.fromkeys(years, same), dict.fromkeys(years, worse)))
+    assert apart[2] - apart[1] < 0.5 * (alone[2] - alone[1])
+
+
 def test_pairing_narrows_the_interval() -> None:
     random, a, b = np.random.default_rng(0), {}, {}
     for shard in SHARDS:

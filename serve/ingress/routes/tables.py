@@ -22,13 +22,12 @@ from retable.platform.errors import Unreachable, UserError, disk_errors, nearest
 from retable.platform.report.papers import in_order
 from retable.platform.report.render import about, measured, number, remarks, state
 from retable.platform.report.results import FilledReplicate, FilledTable, slug_of
-from retable.platform.spec.table import Origin
 from retable.platform.store.patience import at_most
 from retable.platform.store.storage import Storage
 from retable.serve.ingress.middleware import respond
 from retable.serve.ingress.openapi import files
 from retable.serve.ingress.replies import Json, Problem, Reply
-from retable.serve.launch.models import Model
+from retable.serve.launch.models import Model, fills
 
 FOLDER = "report"
 _PLACE = re.compile(r"/|~|\w+://")
@@ -176,7 +175,7 @@ class Tables:
     def serving(self, replicates: Sequence[FilledReplicate]) -> list[str]:
         """Return the digests of the served models that are the runs behind replicates, at the same epoch."""
         origins = [part for replicate in replicates for part in replicate.origin.parts() if not part.members]
-        return [model.sha256 for model in self.models if any(same(model, origin) for origin in origins)]
+        return [model.sha256 for model in self.models if any(fills(model, origin) for origin in origins)]
 
     def drawn(self, part: FilledTable) -> bool:
         """Return whether a figure's picture is kept."""
@@ -207,13 +206,3 @@ def read_table(storage: Storage, path: str) -> FilledTable | None:
 def _kept_at(part: FilledTable) -> str:
     """Return what distinguishes tables of one name: the scale, and a digest of the changes."""
     return slug_of(part).removeprefix(part.name.replace("/", "-")).removeprefix("-")
-
-
-def same(model: Model, origin: Origin) -> bool:
-    """Return whether a model is a run at the epoch that was read; true if its file does not state its epochs."""
-    if not origin.run or model.about.get("fingerprint") != origin.run:
-        return False
-    epoch, config = model.about.get("epoch"), model.about.get("config")
-    last = config.get("epochs") if isinstance(config, dict) else None
-    wanted = (origin.view or {}).get("epoch") or last
-    return epoch is None or wanted is None or wanted == epoch

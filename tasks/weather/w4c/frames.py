@@ -33,6 +33,8 @@ FRAMES_PER_FILE = 256
 OPEN_FILES = 128
 """So many files stay open in a process."""
 COLUMN = "frame"
+NOT_WRITTEN = float.fromhex("0x1.ep+122")
+"""What netCDF puts where no float was written (NC_FILL_FLOAT and NC_FILL_DOUBLE)."""
 
 _opened: OrderedDict[tuple[int, int, str], Any] = OrderedDict()
 _lock = threading.Lock()
@@ -85,8 +87,8 @@ def check_filters(path: Path, data: h5py.Dataset) -> None:
 def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
     """Return rows of an open data set as float32; packed numbers are unpacked as netCDF's conventions say.
 
-    `scale_factor` and `add_offset` are applied; of these and of integers `_FillValue` and `missing_value` become not a
-    number.
+    `scale_factor` and `add_offset` are applied; `_FillValue`, `missing_value` and netCDF's own fill value of floats
+    become not a number.
 
     Raises:
         UserError: where the file is damaged.
@@ -96,14 +98,14 @@ def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
         raw, attributes = data[rows], data.attrs
         scale, offset = (attributes.get(name) for name in ("scale_factor", "add_offset"))
         plain = scale is None and offset is None
-        if plain and raw.dtype.kind == "f":
-            return np.asarray(raw, np.float32)
         factors = [1.0 if scale is None else scale, 0.0 if offset is None else offset]
         factor, added = (float(np.ravel(number)[0]) for number in factors)
         values = raw.astype(np.float32) if plain else np.asarray(raw * factor + added, np.float32)
-        for name in ("_FillValue", "missing_value"):
-            if name in attributes:
-                values[raw == np.ravel(attributes[name])[0]] = np.nan
+        missing = [np.ravel(attributes[name])[0] for name in ("_FillValue", "missing_value") if name in attributes]
+        if raw.dtype.kind == "f":  # an attribute may have more digits than the numbers
+            missing = [raw.dtype.type(value) for value in (*missing, NOT_WRITTEN)]
+        for value in missing:
+            values[raw == value] = np.nan
         return values
     except (OSError, RuntimeError) as error:
         raise UserError(_unreadable(Path(data.file.filename), error)) from error

@@ -4,6 +4,7 @@ import gzip
 from collections import Counter
 from datetime import datetime, timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -13,7 +14,7 @@ from retable.platform.errors import UserError
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli
-from retable.tasks.weather.tools.composites import importer, published
+from retable.tasks.weather.tools.composites import composites, importer, published
 from retable.tasks.weather.tools.composites.composites import describe
 from retable.tasks.weather.tools.composites.importer import survey
 from retable.tasks.weather.w4c.check import check
@@ -94,6 +95,17 @@ def test_an_archive_whose_service_rounds_its_grid_anew_is_one(tmp_path):
     assert len(found) == 3 and not skipped
     knmi(tmp_path / "3.h5", np.zeros((6, 10), np.uint16), time=TIME + timedelta(minutes=45))
     assert len(survey(tmp_path)[1]) == 1
+
+
+@pytest.mark.parametrize("first", [-2000149.0, -2000151.0])
+def test_a_corner_that_is_rounded_anew_is_one_wherever_it_lies(tmp_path, first):
+    grids = []
+    for metres in (first, first + 2, first - 2):
+        described = SimpleNamespace(product="p", quantity="rate", minutes=None, relation=None)
+        described.grid = published.Grid((4, 4), 2000.0, "+proj=longlat", (metres, 0.0))
+        assert composites._kind(described, grids)[2] == 0
+    described.grid = published.Grid((4, 4), 2000.0, "+proj=longlat", (first + 1000, 0.0))
+    assert composites._kind(described, grids)[2] == 1
 
 
 def test_todays_knmi_is_read_and_placed_as_that_of_2010(tmp_path):

@@ -24,7 +24,7 @@ from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.export import read_export, write_export
 from retable.tasks.weather.model import build
 from retable.tasks.weather.tools.forecasts import submission
-from retable.tasks.weather.tools.forecasts.exchange import opened, write_netcdf
+from retable.tasks.weather.tools.forecasts.exchange import official_forecasts, opened, write_netcdf
 from retable.tasks.weather.w4c.layout import VERSION, Index
 from retable.tasks.weather.w4c.prepare import index_folder
 from tests.weather.files import Layout
@@ -178,6 +178,10 @@ def test_several_runs_submit_their_majority_vote(trained, tmp_path):
         cli.submit(names[:count], tmp_path / "deep/vote.zip", storage.root, "test", 0, 0.5)
         found = np.stack([forecast for _, _, forecast in read(tmp_path / "deep/vote.zip")])
         assert np.array_equal(found, votes[count] >= count / 2) and 0 < found.mean() < 1
+    member = opened(names[0], storage.root, "test", 0, 0.5)
+    (_, _, alone), *_ = official_forecasts([member])
+    (_, _, many), *_ = official_forecasts([member] * 128)
+    assert np.array_equal(many, alone) and alone.any()
 
 
 @pytest.fixture(scope="module")

@@ -113,15 +113,17 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
             skipped.append(str(error))
     if not composites:
         raise UserError(skipped[0])
-    kinds = Counter(kind(composite) for composite in composites)
-    wanted = max(kinds, key=lambda key: (kinds[key], key[1] == "rate"))
-    first = next(composite for composite in composites if kind(composite) == wanted)
+    grids: list[Grid] = []
+    kinds = [_kind(composite, grids) for composite in composites]
+    counts = Counter(kinds)
+    wanted = max(counts, key=lambda key: (counts[key], key[1] == "rate"))
+    first = composites[kinds.index(wanted)]
     if relation and not first.relation:
         use = f"--zr {relation[0]:g},{relation[1]:g} turns reflectivity into rain"
         raise UserError(f"{source}: {use}, and these composites are {quantity_text(first)}; leave it out")
     kept: dict[datetime, Composite] = {}
-    for composite in composites:
-        if kind(composite) != wanted:
+    for composite, kind in zip(composites, kinds, strict=True):
+        if kind != wanted:
             this, most = _kind_text(composite), _kind_text(first)
             if this == most:
                 this, most = composite.grid.projdef, first.grid.projdef
@@ -133,13 +135,21 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
     return [kept[time] for time in sorted(kept)], skipped
 
 
-def kind(composite: Composite) -> tuple[Any, ...]:
-    """Return what composites of one data set have in common; grids to a few metres, as services round them anew."""
-    grid = composite.grid
-    pixel = None if grid.pixel is None else round(grid.pixel, 1)
-    corner = None if grid.corner is None else tuple(round(metres, -2) for metres in grid.corner)
-    location = (grid.shape, pixel, projection(grid.projdef), corner)
-    return composite.product, composite.quantity, location, composite.minutes, composite.relation
+def _kind(composite: Composite, grids: list[Grid]) -> tuple[Any, ...]:
+    """Return what composites of one data set have in common; a grid that is none of `grids` is put there."""
+    place = next((number for number, grid in enumerate(grids) if _alike(composite.grid, grid)), len(grids))
+    if place == len(grids):
+        grids.append(composite.grid)
+    return composite.product, composite.quantity, place, composite.minutes, composite.relation
+
+
+def _alike(grid: Grid, other: Grid) -> bool:
+    """Return whether two grids are one, to a few metres, as services round them anew."""
+    numbers, others = ((each.pixel, *(each.corner or (None, None))) for each in (grid, other))
+    if grid.shape != other.shape or projection(grid.projdef) != projection(other.projdef):
+        return False
+    pairs = zip(numbers, others, (0.1, 100.0, 100.0), strict=True)
+    return all(one == two or (None not in (one, two) and abs(one - two) <= near) for one, two, near in pairs)
 
 
 @lru_cache(maxsize=64)

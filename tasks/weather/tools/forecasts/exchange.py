@@ -88,9 +88,10 @@ def opened(
     trained = api.load(name, storage, task="weather")
     wanted = {"split": split, "epoch": own_epoch or epoch, "threshold": threshold, "motion": motion}
     view = resolve(override(View(), wanted), trained.config)
-    check(trained.config, view)
+    elsewhere = bool(data) and data != trained.config.data
+    check(override(trained.config, {"train_on": "training"}) if elsewhere else trained.config, view)
     source, there = trained.source, {"regions": trained.config.regions, "years": trained.config.years}
-    if data and data != trained.config.data:
+    if elsewhere:
         source = other_source(trained.source, data, trained.config)
         there = {name: tuple(source.info[name]) for name in there}
     check_simulation(source)
@@ -162,7 +163,7 @@ def official_forecasts(
             metrics.rain(forecast_windows(model, m.config, source, windows), by[shard])
             for model, m, by in zip(models, members, chosen, strict=True)
         )
-        votes = np.asarray(sum(forecast.astype(np.uint8) for forecast in forecasts))
+        votes = np.asarray(sum(forecast.astype(np.uint16) for forecast in forecasts))
         yield *place_of(shard), np.where(2 * votes >= len(members), STEPS, 0).astype(np.uint8)
 
 
