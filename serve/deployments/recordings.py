@@ -133,11 +133,11 @@ def length(path: Path, limits: Limits) -> float:
     info = header(path)
     if info.container not in SUFFIXES[path.suffix]:
         raise Problem(415, "the recording is of another kind than its first bytes say")
-    if info.seconds * info.rate * info.channels > limits.sound_samples:
+    seconds, most = info.seconds, limits.sound_samples / max(1, info.rate * info.channels)
+    if info.is_guess or seconds <= min(limits.sound_seconds, most):
+        seconds = duration(path, min(limits.sound_seconds, most))
+    if seconds > most:
         raise Problem(413, f"the recording has more than {limits.sound_samples} samples; send fewer channels or less")
-    seconds = 0.0 if info.is_guess else info.seconds
-    if seconds <= limits.sound_seconds:
-        seconds = duration(path, limits.sound_seconds)
     if seconds > limits.sound_seconds:
         detail = f"the recording lasts {seconds:.0f} s; {limits.sound_seconds:g} s are taken"
         raise Problem(413, detail, entries={"wanted": limits.sound_seconds})

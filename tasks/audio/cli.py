@@ -343,7 +343,7 @@ def finetune(
 @app.command()
 def anchors(
     file: Annotated[Path, typer.Argument(help="A file of `retable audio export`; the anchors are written into it.")],
-    folder: Annotated[Path, typer.Argument(help="Labelled recordings in ESC's layout; fold 5 is left out.")],
+    folder: Annotated[Path, typer.Argument(help="Labelled recordings in ESC's layout; without the fold held out.")],
     data: Annotated[
         list[str] | None,
         typer.Option(help="A data set that the model was trained on; its words count as known (default: generated)."),

@@ -174,6 +174,10 @@ class Config:
         check(self, "chunk", "steps", "patience", "warmup", "frequency_mask", "time_mask", least=0)
         if not 0 <= self.augmentation <= 1:
             raise ValueError(f"augmentation {self.augmentation} is no probability")
+        if self.chunk and isinstance(self.audio, Cnn14):
+            raise ValueError("chunk is not of the whole batch with cnn14, whose norms are over a batch; set chunk=0")
+        if self.chunk and self.compile:
+            raise ValueError("chunk embeds twice with the same dropout, which compile draws anew; set one of them")
         if self.tokens < 2:
             raise ValueError(f"tokens {self.tokens} leave no room for a caption")
         if self.patience and "validation" in SPLITS[trained_on(self)]:

@@ -215,6 +215,7 @@ def import_(
         typer.Option(help="A published list of recordings to exclude from training; may be repeated."),
     ] = None,
     workers: Workers = 1,
+    replace: Replace = False,
 ) -> None:
     """Make a data set of Clotho, AudioCaps and WavCaps, or of your own CSV; broken files are named and left out.
 
@@ -230,12 +231,13 @@ def import_(
     if source.is_dir():
         place = data_folder(where, name)
         lists = exclude or []
-        info = importer.import_challenge(source, place, name, features=features, exclusions=lists, workers=workers)
+        how: Any = {"features": features, "exclusions": lists, "workers": workers, "replacing": replace}
+        info = importer.import_challenge(source, place, name, **how)
         tell(place, info)
     elif exclude:
         raise UserError("--exclude: is for the collections; take the rows out of your own CSV")
     else:
-        import_table(source, folder, name, where, features, workers)
+        import_table(source, folder, name, where, features, workers, replace)
     console.print(f"train on it: retable train audio --set data={name}")
 
 
@@ -246,6 +248,7 @@ def import_table(
     storage: Storage,
     features: Literal["waveform", "mel"] = "waveform",
     workers: int = 1,
+    replacing: bool = False,
 ) -> dict[str, Any]:
     """Import one's own CSV as a data set, say what became of it, and return what its `dataset.json` holds.
 
@@ -259,7 +262,8 @@ def import_table(
     if name == "dcase2023" or name.startswith(GENERATED):
         raise UserError(f"--name {name}: is the name of other recordings; choose another")
     place = data_folder(storage, name)
-    info = importer.import_own(table, place, name, folder=folder, features=features, workers=workers)
+    how: Any = {"folder": folder, "features": features, "workers": workers, "replacing": replacing}
+    info = importer.import_own(table, place, name, **how)
     tell(place, info)
     return info
 

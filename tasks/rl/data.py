@@ -117,7 +117,8 @@ def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: M
     for number, start in enumerate(range(0, len(table), PART)):
         digest.update(target.write_table(_part(number), table.slice(start, PART), use_dictionary=False))
     complete = returns[:-1] if info.get("cut") and len(returns) > 1 else returns
-    mean = _behaviour_return(complete, info)
+    lengths = np.bincount(columns["episode"])[: len(complete)]
+    mean = _behaviour_return(complete, lengths, info)
     score = normalised_score(info["environment"], mean, info)
     written = {
         **info,
@@ -140,14 +141,17 @@ def store(columns: Mapping[str, Array], returns: Array, target: Storage, info: M
     return written
 
 
-def _behaviour_return(returns: Array, info: Mapping[str, Any]) -> float:
+def _behaviour_return(returns: Array, lengths: Array, info: Mapping[str, Any]) -> float:
     """Return the mean return of an episode; of a mixed set that of its parts, weighted by their transitions.
 
-    Episodes of a weak part are short where falling ends them: thousands of them would drown the others.
+    Episodes of a weak part are short where falling ends them: thousands of them would drown the others. Where some were
+    left out or mended, what a part's are is not known any more: each of the others is weighted by its own transitions.
     """
     parts = info.get("behaviour", {}).get("parts")
     if not parts:
         return float(returns.mean())
+    if info.get("skipped") or info.get("mended"):
+        return float(np.average(returns, weights=lengths))
     return float(np.average([part["return"] for part in parts], weights=[part["transitions"] for part in parts]))
 
 

@@ -12,7 +12,7 @@ from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.tasks.rl.config import Bc, Config, Pruning, View
 from retable.tasks.rl.data import played_in, simulator, some_observations
-from retable.tasks.rl.formats.compact import pack, unpack
+from retable.tasks.rl.formats.compact import deployable, pack, unpack
 from retable.tasks.rl.metrics import normalised_score
 from retable.tasks.rl.model import generator
 from retable.tasks.rl.play.acting import acting, player
@@ -51,7 +51,7 @@ def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: S
     check(config, view)
     info, act, more = source.info, acting(config, source.info, weights, view.policy), {}
     if view.precision != "float32":  # a float32 file gives back every bit
-        rounded = unpack(pack(networks_of(weights), view.precision), "weights")
+        rounded = unpack(pack(deployable(networks_of(weights), view.policy), view.precision), "weights")
         exact, act = act, acting(config, info, {**weights, **rounded}, view.policy)
         if "parts" in info:  # what a policy's file says of its data are not the data
             more["moved"] = action_differences(exact, act, view, source)

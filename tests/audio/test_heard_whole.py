@@ -2,7 +2,9 @@
 
 import io
 import os
+import resource
 import struct
+import time
 from types import SimpleNamespace
 
 import av
@@ -11,7 +13,7 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.collect import ffmpeg
+from retable.tasks.audio.collect import chunks, ffmpeg
 from retable.tasks.audio.collect.files import Remarks, decode, duration, stream
 from retable.tasks.audio.collect.recordings import AudioShards, read_recordings
 from retable.tasks.audio.prepare.check import check
@@ -406,3 +408,26 @@ def test_a_clock_that_jumps_again_and_again_is_no_silence_of_days():
     assert sum(missing) == 0
     frame.pts += 6
     assert clock.missing(packet, frame) == 5  # what is short is kept in its place
+
+
+def test_a_wav_of_more_parts_than_files_may_be_open_is_heard_to_its_end(tmp_path):
+    path = tmp_path / "a.wav"
+    data = io.BytesIO()
+    soundfile.write(data, np.zeros(800, np.int16), 8000, format="WAV")
+    path.write_bytes(data.getvalue() * 300)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, most[1]))
+    try:
+        assert duration(path) == pytest.approx(30.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+
+def test_a_wav_of_very_many_chunks_takes_no_time(tmp_path):
+    path = tmp_path / "a.wav"
+    data = io.BytesIO()
+    soundfile.write(data, np.zeros(800, np.int16), 8000, format="WAV")
+    path.write_bytes(data.getvalue() + b"note\0\0\0\0" * 500_000)
+    begun = time.process_time()
+    chunks.parts(path)
+    assert time.process_time() - begun < 0.3

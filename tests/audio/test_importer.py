@@ -140,9 +140,14 @@ def test_recordings_that_are_cut_are_named(storage, tmp_path, monkeypatch):
     assert info["cut"].startswith("cut to their first 2 s (4): ") and info["cut"].count(" s)") == 3
     assert info["cut"].endswith(f" s), ...: see {place}/cut.json")
     table.write_text("file,caption\na.wav,x\n")
-    assert importer.import_own(table, place, "mine")["cut"] == "cut to their first 2 s (1): a.wav (3 s)"
+    before = place.read_json("dataset.json")
+    with pytest.raises(UserError, match=r"of its 5 recordings 1 are listed now; choose another --name, or .* --replace"):
+        importer.import_own(table, place, "mine")
+    assert place.read_json("dataset.json") == before
+    found = importer.import_own(table, place, "mine", replacing=True)
+    assert found["cut"] == "cut to their first 2 s (1): a.wav (3 s)"
     table.write_text('file,caption\n"b, c.wav",x\n')
-    info = importer.import_own(table, place, "mine")
+    info = importer.import_own(table, place, "mine", replacing=True)
     assert info["cut"] == "" and place.read_json(importer.CUT) == []
     assert info["gone"] == "1 of the 1 before are listed no more"
     assert importer.import_own(table, place, "mine")["gone"] == ""

@@ -140,6 +140,18 @@ def test_own_recordings_are_dealt_out_by_source_and_always_alike(tmp_path):
     assert [entry.split for entry in layouts.own(table)] == ["training", "training"]
 
 
+@pytest.mark.parametrize("grown", [61, 80, 200])
+def test_what_was_trained_on_is_never_held_out_when_a_listing_grows(tmp_path, grown):
+    """Who goes on from an earlier fine-tuning would be scored on what it heard."""
+    table = tmp_path / "mine.csv"
+    write_csv(table, ["file", "caption"], *([f"{n}.wav", "x"] for n in range(60)))
+    before = {layouts.origin(entry.source, entry.file): entry.split for entry in layouts.own(table)}
+    write_csv(table, ["file", "caption"], *([f"{n}.wav", "x"] for n in range(grown)))
+    after = {layouts.origin(entry.source, entry.file): entry.split for entry in layouts.own(table, None, before)}
+    assert {key: after[key] for key in before} == before and len(after) == grown
+    assert all(abs(Counter(after.values())[split] - grown / 10) <= 1.5 for split in ("validation", "test"))
+
+
 @pytest.mark.parametrize("sites", range(8))
 def test_a_source_larger_than_its_share_is_trained_on(tmp_path, sites):
     """Wherever its hash puts it in the order."""

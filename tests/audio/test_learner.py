@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import distributed
 
-from retable.platform.config import Parent, differences
+from retable.platform.config import Parent, differences, override
 from retable.platform.errors import UserError
 from retable.platform.spec.task import Source, alone
 from retable.platform.store.run import RunFolder
@@ -109,6 +109,12 @@ def test_chunks_give_the_gradients_of_the_whole_batch(chunk):
     whole, cached = gradients(taught(), batch), gradients(taught(chunk=chunk), batch)
     for name, value in whole.items():
         torch.testing.assert_close(cached[name], value, rtol=1e-3, atol=3e-5 * float(value.abs().max()) + 1e-8)
+
+
+@pytest.mark.parametrize("changes", [{"audio": "cnn14"}, {"compile": True}])
+def test_chunks_are_refused_where_they_would_not_be_of_the_whole_batch(changes):
+    with pytest.raises(UserError, match="chunk"):
+        override(Config(), {"chunk": 4, **changes})
 
 
 def test_chunks_meet_the_same_dropout_both_times():

@@ -19,7 +19,7 @@ from retable.tasks.rl import TASK, data
 from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.export import read_policy, write_policy
 from retable.tasks.rl.model import build, unstack
-from retable.tasks.rl.play.evaluate import make, rollout, scale
+from retable.tasks.rl.play.evaluate import make, refused_settings, rollout, scale
 from retable.tasks.rl.predict import evaluate, predict
 from retable.tasks.rl.recordings.d4rl import published_as
 from retable.tasks.rl.recordings.prepare import describe
@@ -380,3 +380,11 @@ def test_arguments_as_the_environment_has_them_anyway_are_no_settings(storage: S
     own["healthy_state_range"] = [-100.0, 100.0]
     info = import_minari(minari(tmp_path / "set", env_spec={"kwargs": own}), storage)
     assert "settings" not in info and info["behaviour_score"] is not None
+
+
+@pytest.mark.parametrize(
+    "settings", [{"frame_skip": 10**9}, {"frame_skip": 0}, {"max_episode_steps": 10**12}, {"max_episode_steps": -1}]
+)
+def test_a_foreign_file_cannot_ask_for_hours(settings):
+    assert "which is beyond 1 to" in refused_settings(settings)
+    assert not refused_settings({"frame_skip": 5, "max_episode_steps": 1000, "healthy_z_range": [0.8, 2.0]})

@@ -31,10 +31,11 @@ def test_reports_say_who_recorded(policy, words):
     assert describe(info) == f"Hopper recorded here {words} (10 transitions in v5, behaviour return 20)"
 
 
-def moved(tmp_path, **view):
+def moved(tmp_path, change=lambda weights: None, **view):
     transitions(Storage.open(str(tmp_path)))
     config = toys.config(environment="InvertedPendulum", data="tiny")
     weights = unstack(build([config], 4, 1, 1.0), 0)
+    change(weights)
     source = Source.of(Storage.open(str(tmp_path)), "rl/InvertedPendulum/tiny")
     chosen = View(episodes=1, samples=5, **view)
     played = predict(config, chosen, weights, source, "all")
@@ -62,3 +63,10 @@ def test_the_coarser_the_weights_the_further_actions_move(tmp_path, policy):
     by_precision = {p: moved(tmp_path, policy=policy, precision=p)[1] for p in ("float32", "float16", "int8")}
     assert "action_difference" not in by_precision["float32"]
     assert 0 < by_precision["float16"]["action_difference"] < by_precision["int8"]["action_difference"]
+
+
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+def test_weights_that_the_policys_file_does_not_hold_do_not_matter(tmp_path, precision):
+    wanted = moved(tmp_path, policy="bc", precision=precision)[1]
+    found = moved(tmp_path, lambda weights: weights["critic.l1.bias"].fill_(1e9), policy="bc", precision=precision)[1]
+    assert found == wanted

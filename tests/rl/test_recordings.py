@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from retable.platform.store.storage import Storage
 from retable.tasks.rl import TASK, data
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.metrics import normalised_score
-from retable.tasks.rl.recordings import expert
+from retable.tasks.rl.recordings import d4rl, expert
 from retable.tasks.rl.recordings.d4rl import read_d4rl
 from retable.tasks.rl.recordings.record import record
 
@@ -247,3 +248,13 @@ def test_refuses_what_cannot_be_recorded(tmp_path: Path, environment: str, optio
         recorded(tmp_path / "storage", environment, **options)
     assert what in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "storage").exists()
+
+
+def test_a_mixture_without_some_episodes_has_no_returns_of_its_parts() -> None:
+    returns, lengths = np.array([3000.0, 10.0, 20.0]), np.array([1000, 10, 30])
+    parts = [{"return": 3000.0, "transitions": 50}, {"return": 15.0, "transitions": 50}]
+    info: dict[str, Any] = {"behaviour": {"parts": parts}}
+    assert data._behaviour_return(returns, lengths, info) == pytest.approx(1507.5)
+    info |= {"skipped": [0]}
+    assert data._behaviour_return(returns[1:], lengths[1:], info) == pytest.approx((10 * 10 + 20 * 30) / 40)
+    assert d4rl._mixed({"behaviour": {"parts": [{"return": math.nan, "transitions": 5}]}}) == {}

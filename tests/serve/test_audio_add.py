@@ -96,6 +96,15 @@ def test_a_disk_that_is_full_says_so_and_leaves_nothing(index, tmp_path, monkeyp
     assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".wav"]
 
 
+def test_samples_are_counted_where_a_header_does_not_say_how_many(index, tmp_path):
+    many = io.BytesIO()
+    soundfile.write(many, np.random.default_rng(0).uniform(-0.1, 0.1, (20_000, 8)), 8000, format="FLAC")
+    body = bytearray(many.getvalue())
+    body[21] &= 0xF0  # STREAMINFO's number of samples: 0 is "not known"
+    body[22:26] = bytes(4)
+    assert refused(bytes(body), index, tmp_path / "kept", Limits(sound_samples=100_000))[0] == 413
+
+
 def test_what_is_no_recording_leaves_nothing_behind(index, tmp_path):
     folder, before = tmp_path / "kept", (tmp_path / "index" / "index.json").read_bytes()
     whole = sound("low")

@@ -29,6 +29,10 @@ class Part:
     """Where the samples begin if there are more than the header says; else 0."""
 
 
+MOST = 4096
+"""Chunks that are followed: a file of more has them to take time."""
+
+
 class Slice(io.FileIO):
     """A part of a file, as a file."""
 
@@ -90,8 +94,10 @@ def _samples(file: io.BufferedReader, place: int, length: int) -> tuple[int, int
     file.seek(place)
     if not re.fullmatch(rb"RIFF....WAVE", file.read(12), re.DOTALL):
         return None
-    place, rate = place + 12, 0
+    place, rate, passed = place + 12, 0, 0
     while (chunk := _chunk(file, place)) and chunk[0] != b"data":
+        if (passed := passed + 1) > MOST:
+            return None
         if chunk[0] == b"fmt ":
             rate = int.from_bytes(file.read(12)[8:], "little")
         place += 8 + chunk[1] + (chunk[1] & 1)
@@ -100,8 +106,9 @@ def _samples(file: io.BufferedReader, place: int, length: int) -> tuple[int, int
 
 def _behind(file: io.BufferedReader, place: int, length: int) -> tuple[int, bool]:
     """Follow chunks behind the samples; return where they end, and whether another WAV begins there."""
+    passed = 0
     while (chunk := _chunk(file, place)) and chunk[0] != b"RIFF":
-        if not _begins(file, place, length):
+        if (passed := passed + 1) > MOST or not _begins(file, place, length):
             return place, False
         place = _after(file, place + 8, chunk[1], length)
     return place, chunk is not None

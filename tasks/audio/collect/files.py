@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import chain
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -354,19 +354,22 @@ def _by_libsndfile(path: Path, start: float, remarks: Remarks) -> AbstractContex
                 return None
         parts, unheard = chunks.parts(path)
         if len(parts) > 1 or parts[0].samples or unheard:
-            with ExitStack() as stack:
-                opened = []
-                for part in parts:
-                    try:
-                        opened.append(_part(path, part, stack))
-                    except soundfile.LibsndfileError:
-                        if not opened:  # FFmpeg may read the first
+            heard, headers = list[chunks.Part](), list[Header]()
+            for part in parts:  # one after another: a process may open so many files alone
+                try:
+                    with _part(path, part) as (sound, container):
+                        if not sound.subtype.startswith(PLAIN):
                             return None
-                        unheard += part.ends - part.begins
-                if all(sound.subtype.startswith(PLAIN) for sound, _ in opened):
-                    remarks.unheard = unheard
-                    return _read_parts(opened, stack.pop_all())
-            return None
+                        seconds = sound.frames / sound.samplerate
+                        headers.append(Header(seconds, sound.samplerate, sound.channels, container))
+                    heard.append(part)
+                except soundfile.LibsndfileError:
+                    if not heard:  # FFmpeg may read the first
+                        return None
+                    unheard += part.ends - part.begins
+            remarks.unheard = unheard
+            whole = replace(headers[0], seconds=sum(header.seconds for header in headers))
+            return nullcontext(_Sound(whole, 0.0, _read_parts(path, heard)))
         sound = soundfile.SoundFile(str(path))
     except (OSError, soundfile.LibsndfileError, RuntimeError, TypeError):
         return None
@@ -376,25 +379,27 @@ def _by_libsndfile(path: Path, start: float, remarks: Remarks) -> AbstractContex
     return _read(sound, start)
 
 
-@contextmanager
-def _read_parts(opened: Sequence[tuple[soundfile.SoundFile, str]], stack: ExitStack) -> Iterator[_Sound]:
+def _read_parts(path: Path, parts: Sequence[chunks.Part]) -> ffmpeg.Blocks:
     """Read WAVs that were joined, and samples that no header counts."""
-    with stack:
-        seconds = sum(sound.frames / sound.samplerate for sound, _ in opened)
-        blocks = chain.from_iterable(_blocks(sound, max(round(STEP * sound.samplerate), 1)) for sound, _ in opened)
-        first, container = opened[0]
-        yield _Sound(Header(seconds, first.samplerate, first.channels, container), 0.0, blocks)
+    for part in parts:
+        with _part(path, part) as (sound, _):
+            yield from _blocks(sound, max(round(STEP * sound.samplerate), 1))
 
 
-def _part(path: Path, part: chunks.Part, stack: ExitStack) -> tuple[soundfile.SoundFile, str]:
-    """Open a part until the stack is closed; return it and the name of its container."""
-    sound = stack.enter_context(soundfile.SoundFile(stack.enter_context(chunks.Slice(path, part.begins, part.ends))))
-    if not part.samples or not sound.subtype.startswith(PLAIN):
-        return sound, sound.format
-    endian = "BIG" if sound.format == "AU" else "LITTLE"
-    layout = {"samplerate": sound.samplerate, "channels": sound.channels, "subtype": sound.subtype, "endian": endian}
-    raw = stack.enter_context(chunks.Slice(path, part.samples))
-    return stack.enter_context(soundfile.SoundFile(raw, format="RAW", **layout)), sound.format
+@contextmanager
+def _part(path: Path, part: chunks.Part) -> Iterator[tuple[soundfile.SoundFile, str]]:
+    """Open a part; give it and the name of its container."""
+    with chunks.Slice(path, part.begins, part.ends) as file, soundfile.SoundFile(file) as sound:
+        if not part.samples or not sound.subtype.startswith(PLAIN):
+            yield sound, sound.format
+            return
+        endian = "BIG" if sound.format == "AU" else "LITTLE"
+        layout: Any = {"samplerate": sound.samplerate, "channels": sound.channels, "subtype": sound.subtype}
+        with (
+            chunks.Slice(path, part.samples) as raw,
+            soundfile.SoundFile(raw, format="RAW", endian=endian, **layout) as plain,
+        ):
+            yield plain, sound.format
 
 
 @contextmanager

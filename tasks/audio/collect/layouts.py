@@ -215,7 +215,7 @@ def wavcaps(root: Path) -> list[Entry]:
     return found
 
 
-def own(table: Path, folder: Path | None = None) -> list[Entry]:
+def own(table: Path, folder: Path | None = None, before: Mapping[str, str] | None = None) -> list[Entry]:
     """Return the recordings of a CSV: a column `file` (or `file_name`), and `caption` or `caption_1`, `caption_2`, ....
 
     Rows of one file are its captions. Columns `split`, `source` and `keywords` are heeded. Without `split`, a tenth
@@ -226,6 +226,7 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
     Args:
         table: the CSV.
         folder: what names of files are relative to; None: the CSV's own, or the one named like the CSV beside it.
+        before: the splits of an earlier import, by `origin`: they stay, and new sources alone are dealt.
 
     Raises:
         UserError: where the CSV is missing or lacks a column, or names a split that does not exist.
@@ -263,7 +264,7 @@ def own(table: Path, folder: Path | None = None) -> list[Entry]:
                 remark=_either(fitting, table.parent),
             )
         )
-    return by_split(entries if "split" in columns else _deal(entries))
+    return by_split(entries if "split" in columns else _deal(entries, before or {}))
 
 
 def _below(places: Sequence[Path]) -> dict[tuple[str, str], set[Path]]:
@@ -318,26 +319,35 @@ def _split(table: Path, name: str) -> str:
     return "training"
 
 
-def _deal(entries: Sequence[Entry]) -> Iterator[Entry]:
+def origin(source: str, file: str) -> str:
+    """Return what of one's own recordings belong together: their source, or the file where there is none."""
+    return source.split("@")[0] or normalised(file)
+
+
+def _deal(entries: Sequence[Entry], before: Mapping[str, str]) -> Iterator[Entry]:
     """Yield entries with their splits: whole sources, in the order of their hashes, until a split has its share.
 
     A source larger than what a split still wants is passed over, unless all are: then it takes the smallest one. The
-    largest source is trained on.
+    largest source is trained on. Sources that have a split from before keep it.
     """
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
-        groups.setdefault(entry.source.split("@")[0] or normalised(entry.file), []).append(entry)
+        groups.setdefault(origin(entry.source, entry.file), []).append(entry)
     order = sorted(groups, key=lambda key: hashlib.sha256(key.encode()).digest())
     sizes = {key: len(groups[key]) for key in order}
-    free = [key for key in order if key != max(reversed(order), key=sizes.__getitem__)] if len(order) > 2 else []
-    splits: dict[str, str] = {}
+    splits = {key: before[key] for key in order if key in before}
+    largest = max(reversed(order), key=sizes.__getitem__) if order else ""
+    free = [key for key in order if key not in splits and (key != largest or splits)] if len(order) > 2 else []
     for others, (split, share) in zip((1, 0) if free else (), SHARES.items(), strict=False):
-        left, taken = max(round(share * len(entries)), 1), list[str]()
+        held = sum(sizes[key] for key in order if splits.get(key) == split)
+        left, taken = max(round(share * len(entries)), 1) - held, list[str]()
+        if left <= 0:
+            continue
         for key in free:
             if sizes[key] <= left and len(free) - len(taken) > others:
                 taken.append(key)
                 left -= sizes[key]
-        taken = taken or [min(free, key=sizes.__getitem__)]
+        taken = taken or ([] if held else [min(free, key=sizes.__getitem__)])
         free = [key for key in free if key not in taken]
         splits |= dict.fromkeys(taken, split)
     for key in order:

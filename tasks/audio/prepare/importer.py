@@ -52,10 +52,11 @@ def import_challenge(
     features: Features = "waveform",
     exclusions: Sequence[Path] = (),
     workers: int = 1,
+    replacing: bool = False,
 ) -> dict[str, Any]:
     """Import Clotho, AudioCaps and WavCaps, whichever lie below `root`; see `import_entries`."""
-    entries = layouts.challenge(root)
-    return import_entries(entries, place, name, "dcase2023", features=features, exclusions=exclusions, workers=workers)
+    how: Any = {"features": features, "exclusions": exclusions, "workers": workers, "replacing": replacing}
+    return import_entries(layouts.challenge(root), place, name, "dcase2023", **how)
 
 
 def import_own(
@@ -66,9 +67,22 @@ def import_own(
     folder: Path | None = None,
     features: Features = "waveform",
     workers: int = 1,
+    replacing: bool = False,
 ) -> dict[str, Any]:
-    """Import the recordings of a CSV (`layouts.own`); see `import_entries`."""
-    return import_entries(layouts.own(table, folder), place, name, "own", features=features, workers=workers)
+    """Import the recordings of a CSV (`layouts.own`); see `import_entries`.
+
+    What an earlier import trained on is not held out now, and the reverse: the CSV may have grown since.
+    """
+    before = {layouts.origin(each.source, each.file): each.split for each in _before(place)} if not replacing else {}
+    entries = layouts.own(table, folder, before)
+    return import_entries(entries, place, name, "own", features=features, workers=workers, replacing=replacing)
+
+
+def _before(place: Storage) -> list[Recording]:
+    """Return the recordings of an earlier import; none where there is none, or a broken table that this one mends."""
+    with suppress(UserError):
+        return read_recordings(place)
+    return []
 
 
 def import_entries(
@@ -80,6 +94,7 @@ def import_entries(
     features: Features = "waveform",
     exclusions: Sequence[Path] = (),
     workers: int = 1,
+    replacing: bool = False,
 ) -> dict[str, Any]:
     """Write a data set of what a layout lists.
 
@@ -97,18 +112,25 @@ def import_entries(
         features: whether waveforms or mel spectrograms are kept.
         exclusions: published lists of what must not be trained on (`leaks.read_exclusions`).
         workers: processes that decode.
+        replacing: whether a data set that has mostly other recordings is given up.
 
     Returns:
         Beside what `dataset.json` holds, a line each or "": `cut`, how many recordings were longer, and which; `gone`,
         how many that the data set held before are listed no more.
 
     Raises:
-        UserError: where the folder holds a data set of another kind, a list is broken, or nothing can be imported.
+        UserError: where the folder holds a data set of another kind or mostly of other recordings, a list is broken, or
+            nothing can be imported.
     """
     place.check_writable()
     old = place.read_json("dataset.json") if place.exists("dataset.json") else {}
     if old and old.get("kind") != kind:
         raise UserError(f"{place}: holds other data; choose another --name")
+    before = _before(place) if old else []
+    kept_on = {each.file for each in before} & {entry.file for entry in entries}
+    if 2 * len(kept_on) < len({each.file for each in before}) and not replacing:
+        more = "choose another --name, or give them up: `retable data import audio ... --replace`"
+        raise UserError(f"{place}: of its {len(before)} recordings {len(kept_on)} are listed now; {more}")
     noted: list[str] = []
     lists = {path: leaks.read_exclusions(path, noted.append) for path in exclusions}
     with progress_bar(f"looking for the files of {name}") as show:
@@ -117,9 +139,6 @@ def import_entries(
         more = f"; the first: {broken[0]}" if broken else ""
         raise UserError(f"{name}: none of {len(entries)} recordings can be imported{more}")
     items = [_item(number, entry, _claimed(entry, seconds)) for number, (entry, seconds) in enumerate(found)]
-    before: list[Recording] = []
-    with suppress(UserError):  # none yet, or a broken table: this import is what mends it
-        before = read_recordings(place)
     with progress_bar(f"importing {name}") as show:
         written = write_shards(place, features, items, show, workers, [_stamp(entry) for entry, _ in found])
     titles = [found[item][0].title for item in written.places]
@@ -138,10 +157,10 @@ def import_entries(
     rewrites = (old.get("rewrites") or "an earlier `audio augment`") if rewritten else ""
     captions = sum(1 for _ in variations.captions(recordings))
     counts = {"captions": captions, "rewritten": rewritten}
-    kept_on = {"rewriter": {**old["rewriter"], **counts}} if rewritten and "rewriter" in old else {}
+    rewriter = {"rewriter": {**old["rewriter"], **counts}} if rewritten and "rewriter" in old else {}
     gone = len({each.file for each in before} - {entry.file for entry in entries})
     told = {"cut": _cut_line(place, cut), "gone": f"{gone} of the {len(before)} before are listed no more" * bool(gone)}
-    return finish(place, name, kind, features, written, rewrites, **kept_on) | told
+    return finish(place, name, kind, features, written, rewrites, **rewriter) | told
 
 
 def _cut(full: Sequence[tuple[Entry, float]]) -> list[tuple[str, float]]:

@@ -50,6 +50,10 @@ def with_settings(environment_id: str, settings: Mapping[str, Any]) -> str:
     return f"{environment_id} {json.dumps(settings, sort_keys=True)}" if settings else environment_id
 
 
+LONGEST = {"max_episode_steps": 100_000, "frame_skip": 100}
+"""Settings of a foreign file by which a single call could last for hours, and their most."""
+
+
 def refused_settings(settings: Any) -> str:
     """Return what a foreign file may not set, in words, or nothing: numbers alone cannot name files or code."""
 
@@ -59,7 +63,10 @@ def refused_settings(settings: Any) -> str:
     if not isinstance(settings, dict):
         return "no names of settings"
     bad = [key for key, value in settings.items() if not str(key).isidentifier() or not plain(value)]
-    return f"{bad[0]!r} = {settings[bad[0]]!r}, which only numbers may be" if bad else ""
+    if bad:
+        return f"{bad[0]!r} = {settings[bad[0]]!r}, which only numbers may be"
+    long = [key for key, most in LONGEST.items() if not 0 < settings.get(key, 1) <= most]
+    return f"{long[0]!r} = {settings[long[0]]!r}, which is beyond 1 to {LONGEST[long[0]]}" if long else ""
 
 
 def versions(environment: str) -> list[str]:

@@ -420,7 +420,8 @@ def _mixed(about: Mapping[str, Any]) -> dict[str, Any]:
         parts = [(float(part["return"]), int(part["transitions"])) for part in behaviour["parts"]]  # type: ignore[index]
     except (KeyError, TypeError, ValueError):  # of one behaviour, or a header that somebody changed
         return {}
-    return {"behaviour": behaviour} if parts and min(rows for _, rows in parts) > 0 else {}
+    sound = parts and all(rows > 0 and math.isfinite(mean) for mean, rows in parts)
+    return {"behaviour": behaviour} if sound else {}
 
 
 def check_name(source: Path, name: str) -> None:

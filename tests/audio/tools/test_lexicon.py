@@ -50,6 +50,32 @@ def test_a_word_is_found_by_its_ending_or_as_a_typing_error(typed, meant):
         assert found is not None and found.rstrip("s") == meant.rstrip("s")
 
 
+def test_two_errors_are_found_as_by_writing_down_all_of_them():
+    words, rng = table(), np.random.default_rng(0)
+    common = [word for place, word in enumerate(words.words[:3000]) if words.weights[place] >= lexicon.COMMON]
+    typed = ["xqzwvkj", "gitarre"]
+    for word in rng.choice([word for word in common if 6 <= len(word) <= 9], 12):
+        letters = list(str(word))
+        for place in rng.choice(len(letters) - 1, 2, replace=False):
+            letters[place] = rng.choice(list("abcdefghijklmnopqrstuvwxyz"))
+        typed.append("".join(letters))
+    for word in typed:
+        if words.find(word) == words.places.get(word) is not None or words._known(lexicon.neighbours(word)):
+            continue
+        written = {other for form in lexicon.neighbours(word) for other in lexicon.neighbours(form)}
+        assert words.find(word) == min(words._known(written), default=None), word
+
+
+def test_a_search_of_words_that_nobody_knows_takes_no_time():
+    """Twenty-three of them took a server's core for twelve seconds."""
+    rng = np.random.default_rng(0)
+    caption = " ".join("".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), 12)) for _ in range(23))
+    table().vector("helycoptre")
+    begun = time.process_time()
+    table().vector(caption)
+    assert time.process_time() - begun < 3
+
+
 @pytest.mark.parametrize("length", [16, 40, 300])
 def test_a_long_word_that_nobody_knows_is_passed_over_at_once(length):
     """All of its double errors were written down: gigabytes for a word of 100 letters."""

@@ -19,11 +19,11 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Float32, Int8
+from jaxtyping import Float, Float32, Int8, Int64
 
 FILE = Path(__file__).with_suffix(".safetensors")
 PREFIX = "lexicon."
@@ -84,14 +84,38 @@ class Table:
         place = next((self.places[form] for form in forms if form in self.places), None)
         if place is not None or not SHORTEST <= len(word) <= LONGEST:
             return place
-        near = self._known(slips(word)) or self._known(edits(word))
-        if not near and LONGER <= len(word) <= TWICE:
-            near = self._known({other for form in slips(word) | edits(word) for other in slips(form) | edits(form)})
-        return min(near, default=None)
+        forms_of = slips(word) | edits(word)
+        near = self._known(slips(word)) or self._known(forms_of)
+        if near or not LONGER <= len(word) <= TWICE:
+            return min(near, default=None)
+        places, letters = self._common
+        # Two errors change the counts of letters by four at most; what both words become by one error is between them.
+        close = places[np.abs(letters - letters_of(word)).sum(1) <= 4]
+        between = (int(place) for place in close if not forms_of.isdisjoint(neighbours(self.words[place])))
+        return next(between, None)
+
+    @cached_property
+    def _common(self) -> tuple[Int64[np.ndarray, " common"], Int64[np.ndarray, "common 26"]]:
+        """The places of words that may be meant by a typing error, the most frequent first, and counts of letters."""
+        usual = (place for place, word in enumerate(self.words) if len(word) >= SHORTEST)
+        places = [place for place in usual if self.weights[place] >= COMMON]
+        return np.array(places, np.int64), np.stack([letters_of(self.words[place]) for place in places])
 
     def _known(self, forms: set[str]) -> list[int]:
         found = (self.places[form] for form in forms if len(form) >= SHORTEST and form in self.places)
         return [place for place in found if self.weights[place] >= COMMON]
+
+
+def letters_of(word: str) -> Int64[np.ndarray, " 26"]:
+    """Return how often a word has each letter from a to z."""
+    codes = np.frombuffer(word.encode("ascii", "replace"), np.uint8).astype(np.int64) - ord("a")
+    return np.bincount(codes[(codes >= 0) & (codes < 26)], minlength=26)
+
+
+@lru_cache(maxsize=4096)
+def neighbours(word: str) -> frozenset[str]:
+    """Return what a word becomes by one error, and what becomes it."""
+    return frozenset(slips(word) | edits(word))
 
 
 def slips(word: str) -> set[str]:

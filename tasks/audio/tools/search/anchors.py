@@ -3,7 +3,7 @@
 An anchor is a class of the captions' lexicon. Among words it is the mean static vector of all its sentences. Among
 sounds it is what the model makes of these sentences; of classes with labelled recordings it is the mean of each
 recording's segment that lies nearest to that. `retable audio anchors FILE FOLDER` fits an exported file to a folder in
-ESC's layout, without its fold 5, and writes the anchors into the file.
+ESC's layout, without the fold that the model's data held out (else 5), and writes the anchors into the file.
 """
 
 from __future__ import annotations
