@@ -6,6 +6,7 @@ references from one small actor, because a launch is sent to the workers before 
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,11 +19,17 @@ from retable.platform.execute.scoring import task_error
 from retable.platform.execute.session import alive_nodes
 from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.task import Task, find, has_commands
+from retable.platform.store import lease
 from retable.platform.store.lease import DEATHS
+from retable.platform.store.run import RunFolder, sha256
 from retable.platform.store.storage import Storage
 
 _ROOM = 0.3
 """Share of a node's object store for datasets: each node that trains holds all of them."""
+MAKING = ".making"
+"""Folder of the storage with the leases of data sets that are being made."""
+POLL_SECONDS = 1.0
+"""Between two looks at what another command makes."""
 _AGAIN = "make or convert the data set again"
 
 
@@ -199,13 +206,33 @@ class DatasetCache:
         self.board.fail(f"data {where}", why)
 
 
+def make_missing(task: Task, config: Config, storage: Storage) -> None:
+    """Make a config's data set if it is not there; of several commands one does so, and the others wait for it."""
+    where = task.dataset.where(config)
+    place = RunFolder(storage / MAKING, task.name, sha256(where.encode())[:16])
+    dead = 0
+    while not storage.exists(f"data/{where}/dataset.json"):
+        try:
+            attempt = lease.acquire(place, uuid.uuid4().hex, 0, dead)
+        except lease.LeaseLost:
+            dead = lease.wait(place, POLL_SECONDS)
+            continue
+        try:
+            with lease.heartbeat([attempt]):
+                if not storage.exists(f"data/{where}/dataset.json"):
+                    task.dataset.prepare(config, storage)
+        finally:
+            if attempt.owns():
+                storage.remove(f"{MAKING}/{place.path}")
+        return
+
+
 def _make_set(task_name: str, config: Config, storage: Storage) -> str | None:
     """Prepare a dataset; return why it failed, or None."""
-    dataset = find(task_name).dataset
-    path = f"data/{dataset.where(config)}/dataset.json"
+    task = find(task_name)
+    path = f"data/{task.dataset.where(config)}/dataset.json"
     try:
-        if not storage.exists(path):  # another command may have made it since this was asked for
-            dataset.prepare(config, storage)
+        make_missing(task, config, storage)
         return None if storage.exists(path) else f"the task's `prepare` wrote no {path}, which its `where` names"
     except Exception as error:
         return one_line(error)

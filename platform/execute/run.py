@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from retable.platform.errors import UserError
+from retable.platform.execute.datasets import make_missing
 from retable.platform.execute.scheduler import After, train_all
 from retable.platform.execute.scoring import measure_all
 from retable.platform.execute.session import (
@@ -75,7 +76,7 @@ def prepare_data(trainings: Iterable[Training], storage: Storage) -> bool:
     for training in trainings:
         where = training.task.dataset.where(training.config)
         if not storage.exists(f"data/{where}/dataset.json"):
-            training.task.dataset.prepare(training.config, storage)
+            make_missing(training.task, training.config, storage)
             missing = True
     return missing
 

@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -43,8 +42,8 @@ from retable.platform.spec.resources import Requirements, Resources
 from retable.platform.spec.space import SAMPLES, Space, find_space, point_config, point_view
 from retable.platform.spec.table import resolve, split_view
 from retable.platform.spec.task import Task, config_at, find
-from retable.platform.store import provenance
-from retable.platform.store.lease import LeaseLost, StaleLeaseWatcher
+from retable.platform.store import lease, provenance
+from retable.platform.store.lease import LeaseLost
 from retable.platform.store.run import RunFolder, sha256, view_key
 from retable.platform.store.storage import Storage
 from retable.platform.train import trackers as track
@@ -550,15 +549,7 @@ def try_point(spec: Mapping[str, object], launch: SweepLaunch) -> None:
                 run_job(job, launch, f"{launch.id} {tune.get_context().get_trial_id()}")
                 return
             except LeaseLost:
-                dead = left(folder)
-
-
-def left(folder: RunFolder) -> int:
-    """Wait until another command's run is finished or its lease is stale; return its last attempt's number."""
-    watcher = StaleLeaseWatcher(folder)
-    while not (number := watcher.poll()):
-        time.sleep(POLL_SECONDS)
-    return number
+                dead = lease.wait(folder, POLL_SECONDS)
 
 
 def scored(sweep: Sweep, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:

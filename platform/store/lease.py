@@ -217,6 +217,14 @@ def _write_states(attempts: Sequence[Lease], state: str, beat: int) -> None:
                 continue
 
 
+def wait(folder: RunFolder, seconds: float) -> int:
+    """Wait until another attempt's lease is stale or released; return its number. It is looked at every few seconds."""
+    watcher = StaleLeaseWatcher(folder)
+    while not (number := watcher.poll()):
+        time.sleep(seconds)
+    return number
+
+
 @dataclass
 class StaleLeaseWatcher:
     """Watches a lease that another attempt owns, on this machine's monotonic clock."""

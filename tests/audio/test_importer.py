@@ -141,7 +141,9 @@ def test_recordings_that_are_cut_are_named(storage, tmp_path, monkeypatch):
     assert info["cut"].endswith(f" s), ...: see {place}/cut.json")
     table.write_text("file,caption\na.wav,x\n")
     before = place.read_json("dataset.json")
-    with pytest.raises(UserError, match=r"of its 5 recordings 1 are listed now; choose another --name, or .* --replace"):
+    with pytest.raises(
+        UserError, match=r"of its 5 recordings 1 are listed now; choose another --name, or .* --replace"
+    ):
         importer.import_own(table, place, "mine")
     assert place.read_json("dataset.json") == before
     found = importer.import_own(table, place, "mine", replacing=True)

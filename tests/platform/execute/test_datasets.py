@@ -1,6 +1,11 @@
 """Data sets that trainings borrow: made, read, waited for, dropped; and those that cannot be had."""
 
 import dataclasses
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +15,8 @@ from retable.platform.execute import datasets
 from retable.platform.execute.datasets import DatasetCache, Entry
 from retable.platform.execute.session import ray_cluster
 from retable.platform.spec.task import find
+from retable.platform.store import lease
+from retable.platform.store.run import RunFolder, sha256
 
 LINE = find("line")
 WHERE = "line/points"
@@ -86,3 +93,37 @@ def test_a_set_waits_for_room_while_others_are_used_and_never_else(cluster, stor
     shelf = DatasetCache(storage)
     shelf.room = 59
     assert shelf.ready(streamed, config) is True and borrowed(shelf) is None, "too large by itself: it is streamed"
+
+
+def test_of_several_commands_one_makes_a_data_set_and_the_others_wait(storage, monkeypatch):
+    """They removed each other's files, and trained on what was there then."""
+    monkeypatch.setattr(datasets, "POLL_SECONDS", 0.05)
+    made, config = [], LINE.config()
+
+    def prepare(config, storage):
+        made.append(1)
+        time.sleep(0.5)
+        LINE.dataset.prepare(config, storage)
+
+    task = replace(LINE, dataset=replace(LINE.dataset, prepare=prepare))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: datasets.make_missing(task, config, storage), range(4)))
+    assert made == [1] and storage.exists("data/line/points/dataset.json")
+
+
+def test_a_data_set_that_a_dead_process_began_is_made(storage):
+    place = RunFolder(storage / datasets.MAKING, "line", sha256(b"line/points")[:16])
+    dead = subprocess.run([sys.executable, "-c", DIES, storage.root, place.fingerprint], check=False)
+    assert dead.returncode == -9 and lease.newest_number(place) == 1
+    datasets.make_missing(LINE, LINE.config(), storage)
+    assert storage.exists("data/line/points/dataset.json") and lease.newest_number(place) == 0
+
+
+DIES = """
+import os, sys
+from retable.platform.store import lease
+from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
+lease.acquire(RunFolder(Storage.open(sys.argv[1]) / ".making", "line", sys.argv[2]), "x", 0)
+os.kill(os.getpid(), 9)
+"""
