@@ -152,6 +152,14 @@ def test_what_was_trained_on_is_never_held_out_when_a_listing_grows(tmp_path, gr
     assert all(abs(Counter(after.values())[split] - grown / 10) <= 1.5 for split in ("validation", "test"))
 
 
+@pytest.mark.parametrize("grown", [2, 3, 4, 5])
+def test_a_listing_that_grows_from_two_recordings_is_dealt(tmp_path, grown):
+    table, before = tmp_path / "mine.csv", {"0.wav": "training", "1.wav": "training"}
+    write_csv(table, ["file", "caption"], *([f"{n}.wav", "x"] for n in range(grown)))
+    found = Counter(entry.split for entry in layouts.own(table, None, before))
+    assert found["training"] >= 2 and found["test"] + found["validation"] == min(grown - 2, 2)
+
+
 @pytest.mark.parametrize("sites", range(8))
 def test_a_source_larger_than_its_share_is_trained_on(tmp_path, sites):
     """Wherever its hash puts it in the order."""

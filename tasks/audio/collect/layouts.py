@@ -341,7 +341,7 @@ def _deal(entries: Sequence[Entry], before: Mapping[str, str]) -> Iterator[Entry
     for others, (split, share) in zip((1, 0) if free else (), SHARES.items(), strict=False):
         held = sum(sizes[key] for key in order if splits.get(key) == split)
         left, taken = max(round(share * len(entries)), 1) - held, list[str]()
-        if left <= 0:
+        if left <= 0 or not free:
             continue
         for key in free:
             if sizes[key] <= left and len(free) - len(taken) > others:
