@@ -93,9 +93,10 @@ TABLE1 = Table(
     "evaluations timed, on one photograph; the paper does not say how many it made. Version 2: passes of the network, "
     "in float32, over the data set's first 100 test photographs, or so many passes over the shipped ones where it has "
     "fewer; the last column says how many different ones there were. 4032 x 2480: the shipped ones. Medians; files are "
-    "neither read nor written. Brackets are quartiles; of a speed-up, the lower quartile of one time over the upper "
-    "one of the other, and the reverse. They are of repeats within one session; sessions differ by more. Backbones "
-    "have random weights, which take the same time. Paper: Colab's GPU, averages over 100 photographs; for 4K the text "
+    "neither read nor written. Brackets are intervals of the medians, four of which hold together in 95 % of cases; "
+    "of a speed-up, the lower end of one time over the upper one of the other, and the reverse. They are of repeats "
+    "within one session; sessions differ by more. Backbones have random weights, which take the same time. Paper: "
+    "Colab's GPU, averages over 100 photographs; for 4K the text "
     "says 2 to 3 seconds. Its VGG is taken for VGG-19, as in section V.",
 )
 

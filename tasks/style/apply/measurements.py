@@ -12,7 +12,7 @@ BUDGET = 20.0
 """Seconds for each system; a GPU needs fewer for as many timings as are taken at most."""
 
 
-@stored_as("seconds_of_versions")
+@stored_as("intervals_of_versions")
 def seconds_of_versions(
     config: Config, photographs: int = SHIPPED, budget: float = BUDGET, source: Source | None = None
 ) -> dict[str, float]:
@@ -22,7 +22,7 @@ def seconds_of_versions(
     return timing.seconds_of_versions(config, photographs, budget, source)
 
 
-@stored_as("seconds_of_4k")
+@stored_as("interval_of_4k")
 def seconds_of_4k(config: Config) -> dict[str, float]:
     """Time version 2 on 4032 x 2480 pixels; see `timing.seconds_of_4k`."""
     from retable.tasks.style.apply import timing
