@@ -30,7 +30,9 @@ def sleep(monkeypatch):
 def test_a_call_is_timed_and_the_first_ones_are_not_counted(sleep):
     durations = iter([0.2, *(number / 100 for number in range(2, 11))])
     times = timing.timed(lambda: sleep(next(durations)), warm_up=2, budget=0.0)
-    assert times == pytest.approx([number / 100 for number in range(2, 2 + timing.FEWEST)])  # the slow first is left out, and ends the warming up
+    assert times == pytest.approx(
+        [number / 100 for number in range(2, 2 + timing.FEWEST)]
+    )  # the slow first is left out, and ends the warming up
 
 
 def test_calls_end_with_the_budget_or_at_the_most(sleep):

@@ -156,13 +156,7 @@ def imagenet(network: str) -> Weights:
 
 
 def small(network: str) -> Weights:
-    """Return the small network that comes with the task; see `distil`.
-
-    Raises:
-        UserError: where there is none of this kind.
-    """
-    if network not in SMALL:
-        raise UserError(f"weights small: there is no small {network}; small ones are {' and '.join(SMALL)}")
+    """Return the small network that comes with the task; see `distil`. A config refuses kinds that have none."""
     return _sealed(*weights.unsealed(SMALL[network].read_bytes(), "backbone"))
 
 

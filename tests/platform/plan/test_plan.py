@@ -375,7 +375,7 @@ KEYS = {
     *(f"retable.tasks.weather.combine.{name}" for name in ("majority_vote", "mean_probability")),
     "retable.tasks.audio.combine.mean_similarity",
     "retable.tasks.audio.combine.no_similarity",
-    *("seconds_of_versions", "seconds_of_4k", "seconds_of_criteria", "count_answer", "count_rewritten", "speed"),
+    *("intervals_of_versions", "interval_of_4k", "seconds_of_criteria", "count_answer", "count_rewritten", "speed"),
 }
 """The names under which results of the papers' combining and measuring functions are stored: they never change."""
 

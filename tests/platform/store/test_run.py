@@ -15,7 +15,7 @@ from safetensors.torch import load as load_safetensors
 from retable.platform.config import fingerprint, override
 from retable.platform.errors import UserError
 from retable.platform.execute.scoring import predict_and_score
-from retable.platform.spec.task import find
+from retable.platform.spec.task import Source, find
 from retable.platform.store.run import RunFolder, read_arrays, sha256, tensorboard_events, view_key, write_arrays
 from retable.platform.store.storage import Storage
 from retable.tasks.line.config import Config, View
@@ -224,7 +224,8 @@ def test_scores_are_written_after_the_predictions(folder, monkeypatch):
     task, config = find("line"), Config()
     task.dataset.prepare(config, folder.storage)
     digest = folder.save_weights(3, {"weight": torch.ones(1, 1), "bias": torch.ones(1)})
-    folder.folder.write_json("result.json", {"data": "", "metrics": {}, "weights": {"3": digest}})
+    data = Source.of(folder.storage, "line/points").info["digest"]
+    folder.folder.write_json("result.json", {"data": data, "metrics": {}, "weights": {"3": digest}})
     view = View(epoch=3)
 
     def stop(*_):

@@ -154,7 +154,7 @@ def test_what_the_small_alexnet_knows_of_its_teacher_on_pictures_that_no_matrix_
     assert all(left < other for left, other in zip(small, random, strict=True)), "of twice the filters"
 
 
-def test_a_network_without_a_small_one_is_told(storage):
+def test_a_network_without_a_small_one_is_told():
     assert set(RECIPES) == set(weights.SMALL)
-    with pytest.raises(UserError, match="there is no small vgg16; small ones are vgg19 and alexnet"):
-        build(Vgg16(weights="small"), 0, storage)
+    with pytest.raises(ValueError, match="weights small are of vgg19 and alexnet, not of vgg16"):
+        Vgg16(weights="small")
