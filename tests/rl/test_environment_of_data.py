@@ -383,7 +383,8 @@ def test_arguments_as_the_environment_has_them_anyway_are_no_settings(storage: S
 
 
 @pytest.mark.parametrize(
-    "settings", [{"frame_skip": 10**9}, {"frame_skip": 0}, {"max_episode_steps": 10**12}, {"max_episode_steps": -1}]
+    "settings",
+    [{"frame_skip": 10**9}, {"frame_skip": 0}, {"frame_skip": [5]}, {"max_episode_steps": 10**12}, {"frame_skip": -1}],
 )
 def test_a_foreign_file_cannot_ask_for_hours(settings):
     assert "which is beyond 1 to" in refused_settings(settings)

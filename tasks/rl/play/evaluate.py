@@ -65,7 +65,8 @@ def refused_settings(settings: Any) -> str:
     bad = [key for key, value in settings.items() if not str(key).isidentifier() or not plain(value)]
     if bad:
         return f"{bad[0]!r} = {settings[bad[0]]!r}, which only numbers may be"
-    long = [key for key, most in LONGEST.items() if not 0 < settings.get(key, 1) <= most]
+    given = ((key, settings.get(key, 1), most) for key, most in LONGEST.items())
+    long = [key for key, value, most in given if isinstance(value, list) or not 0 < value <= most]
     return f"{long[0]!r} = {settings[long[0]]!r}, which is beyond 1 to {LONGEST[long[0]]}" if long else ""
 
 
