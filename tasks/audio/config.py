@@ -150,7 +150,8 @@ class Config:
     """Whether the mel bank's lowest and highest frequency are drawn for each batch, as in the paper's code."""
     batch: int = 64
     chunk: int = 0
-    """Clips encoded at once: the loss is that of the whole batch, by gradient caching; 0: all of it."""
+    """Clips encoded at once: the loss is that of the whole batch, by gradient caching; 0: all of it. Refused with
+    `cnn14`, whose norms are over a batch, and with `compile`, whose dropout cannot be drawn again."""
     learning_rate: float = 2e-5
     final_learning_rate: float = 1e-7
     warmup: float = 1.0
