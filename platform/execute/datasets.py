@@ -217,13 +217,11 @@ def make_missing(task: Task, config: Config, storage: Storage) -> None:
         except lease.LeaseLost:
             dead = lease.wait(place, POLL_SECONDS)
             continue
-        try:
-            with lease.heartbeat([attempt]):
-                if not storage.exists(f"data/{where}/dataset.json"):
-                    task.dataset.prepare(config, storage)
-        finally:
-            if attempt.owns():
-                storage.remove(f"{MAKING}/{place.path}")
+        with lease.heartbeat([attempt]):
+            if not storage.exists(f"data/{where}/dataset.json"):
+                task.dataset.prepare(config, storage)
+        if attempt.owns():  # of one that failed it stays: by its number those who wait find out which of them is next
+            storage.remove(f"{MAKING}/{place.path}")
         return
 
 

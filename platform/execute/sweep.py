@@ -440,7 +440,7 @@ def _train_parents(sweep: Sweep, configs: Sequence[Config], resources: Resources
         UserError: if one fails.
     """
     work = sweep.plan([config for config in configs if parent(config)])
-    for config in configs:
+    for config in configs:  # their data are there, so that the plan is not compiled anew with them
         work.trainings.pop(RunFolder.of(sweep.storage, sweep.task, config).path, None)
     for failure in execute(work, resources).values():
         raise UserError(failure)

@@ -113,7 +113,7 @@ def changes(after: Sequence[FilledTable], before: Sequence[FilledTable]) -> Comp
 
 def _differ(before: float | None, after: float | None) -> bool:
     """Return whether two cells differ; two that are no number do not."""
-    return before != after and not (before is not None and after is not None and before != before and after != after)
+    return before != after and not (before != before and after != after)
 
 
 def _cells(after: FilledTable, before: FilledTable) -> Iterator[Change]:

@@ -224,7 +224,7 @@ _DARK: Any = STYLE | {
 
 @contextmanager
 def _without_display() -> Iterator[None]:
-    """Let pyplot draw to memory alone; a notebook's own backend is back afterwards."""
+    """Draw without a display inside the block; restore a notebook's own backend afterwards."""
     import matplotlib
 
     chosen = matplotlib.get_backend(auto_select=False)

@@ -201,7 +201,7 @@ def heartbeat(attempts: Sequence[Lease]) -> Iterator[None]:
 
 
 def release(attempts: Sequence[Lease]) -> None:
-    """Say of attempts that they are over, where that can be written: silence says the same, later."""
+    """Release the leases of attempts, where the storage can be written; without heartbeats they end by themselves."""
     _write_states(attempts, "released", -1)
 
 
@@ -218,7 +218,7 @@ def _write_states(attempts: Sequence[Lease], state: str, beat: int) -> None:
 
 
 def wait(folder: RunFolder, seconds: float) -> int:
-    """Wait until another attempt's lease is stale or released; return its number. It is looked at every few seconds."""
+    """Look every `seconds` at another attempt's lease until it is stale or released; return the attempt's number."""
     watcher = StaleLeaseWatcher(folder)
     while not (number := watcher.poll()):
         time.sleep(seconds)

@@ -29,6 +29,7 @@ from retable.tasks.weather.combine import majority_vote, mean_probability
 from retable.tasks.weather.config import View
 from retable.tasks.weather.export import Exported
 from retable.tasks.weather.predict import BATCH
+from retable.tasks.weather.tools.forecasts.exchange import check_alike
 from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.w4c.layout import SATELLITE
 from retable.tasks.weather.w4c.preprocess import CHANNELS
@@ -201,18 +202,6 @@ def joined(members: Sequence[Array], wanted: Wanted) -> Array:
         raise Problem(422, str(error)) from error
 
 
-def check_alike(models: Sequence[Exported]) -> None:
-    """Refuse forecasters whose forecasts cannot be joined, as they are of other events.
-
-    Raises:
-        Problem: 422, naming the field in which they differ.
-    """
-    for name in ("forecast", "rain_threshold"):
-        values = sorted({getattr(model.config, name) for model in models})
-        if len(values) > 1:
-            raise Problem(422, f"the forecasters differ in {name} ({', '.join(map(str, values))}); name one")
-
-
 def moment(time: str) -> np.datetime64 | None:
     """Return a time that a request names, UTC; none where it names none.
 
@@ -246,8 +235,10 @@ class Forecasters(Served[Exported]):
 
         async def forecasts() -> tuple[list[Exported], list[Array]]:
             models = [await self.model(sha256) for sha256 in sha256s]
-            if len(models) > 1:
-                check_alike(models)
+            try:
+                check_alike("members", [model.config for model in models], ("forecast", "rain_threshold"))
+            except UserError as error:
+                raise Problem(422, str(error)) from error
             works = await asyncio.to_thread(work, models, region, body)
             return models, [raised(each) for each in await asyncio.gather(*map(self.batch, works))]
 

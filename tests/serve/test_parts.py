@@ -1091,7 +1091,8 @@ def test_what_fails_in_a_batch_fails_alone():
 @pytest.mark.parametrize("task", ["rl", "weather"])
 def test_an_error_that_a_batch_gives_in_the_place_of_an_answer_is_raised(task, storage, monkeypatch):
     replica = (rl.Policies if task == "rl" else weather.Forecasters)(storage, task, 1, 1.0)
-    replica.models = {"a": POLICY}
+    forecaster = SimpleNamespace(config=SimpleNamespace(forecast=32, rain_threshold=0.2))
+    replica.models = {"a": POLICY if task == "rl" else forecaster}
     monkeypatch.setattr(weather, "work", lambda *given: ["work"])
 
     async def batch(request):

@@ -111,6 +111,26 @@ def test_of_several_commands_one_makes_a_data_set_and_the_others_wait(storage, m
     assert made == [1] and storage.exists("data/line/points/dataset.json")
 
 
+def test_after_one_that_failed_the_others_try_one_at_a_time(storage, monkeypatch):
+    monkeypatch.setattr(datasets, "POLL_SECONDS", 0.01)
+    active, most, begun, config = [], [], [], LINE.config()
+
+    def prepare(config, storage):
+        begun.append(1)
+        active.append(1)
+        most.append(len(active))
+        time.sleep(0.2)
+        active.pop()
+        if len(begun) < 3:
+            raise UserError("no room")
+        LINE.dataset.prepare(config, storage)
+
+    task = replace(LINE, dataset=replace(LINE.dataset, prepare=prepare))
+    with ThreadPoolExecutor(8) as pool:
+        tries = [pool.submit(datasets.make_missing, task, config, storage) for _ in range(8)]
+    assert sum(each.exception() is not None for each in tries) == 2 and max(most) == 1 and len(begun) == 3
+
+
 def test_a_data_set_that_a_dead_process_began_is_made(storage):
     place = RunFolder(storage / datasets.MAKING, "line", sha256(b"line/points")[:16])
     dead = subprocess.run([sys.executable, "-c", DIES, storage.root, place.fingerprint], check=False)

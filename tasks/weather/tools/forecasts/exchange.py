@@ -148,7 +148,9 @@ def official_forecasts(
         UserError: where the data set has no such inputs, or the runs are of different data.
     """
     first = members[0]
-    check_alike("submit", members, ("data", "regions", "inputs", "forecast", "rain_threshold"))
+    check_alike(
+        "submit", [member.config for member in members], ("data", "regions", "inputs", "forecast", "rain_threshold")
+    )
     config, source, view = first.config, first.source, first.view
     index = Index.read(source.folder, source.info, config.holdout)
     lengths = (config.inputs, config.forecast)
@@ -167,15 +169,15 @@ def official_forecasts(
         yield *place_of(shard), np.where(2 * votes >= len(members), STEPS, 0).astype(np.uint8)
 
 
-def check_alike(command: str, runs: Sequence[Opened], fields: Sequence[str]) -> None:
-    """Refuse runs that differ in some fields of their configs.
+def check_alike(what: str, configs: Sequence[Config], fields: Sequence[str]) -> None:
+    """Refuse runs whose configs differ in some fields.
 
     Raises:
         UserError: naming the first such field.
     """
     for name in fields:
-        if len({getattr(run.config, name) for run in runs}) > 1:
-            raise UserError(f"{command}: the runs differ in {name}; choose runs that forecast the same sequences")
+        if len({getattr(config, name) for config in configs}) > 1:
+            raise UserError(f"{what}: the runs differ in {name}; choose runs that forecast the same sequences")
 
 
 def place_of(shard: str) -> tuple[int, str]:

@@ -41,7 +41,7 @@ def verify(runs: Sequence[Opened], out: Path, show: Show) -> Path:
         UserError: where runs forecast different sequences, or there are none.
     """
     first = runs[0]
-    check_alike("verify", runs, SAME)
+    check_alike("verify", [run.config for run in runs], SAME)
     models = [run.model() for run in runs]
     votes = np.zeros((len(runs) + 1, 2), np.int64)
     by_run: list[dict[str, dict[str, Array]]] = [{} for _ in runs]
