@@ -249,7 +249,10 @@ def test_floats_that_were_not_measured_are_no_numbers(tmp_path, kind):
     raw = np.random.default_rng(0).random((3, 11, 12, 12)).astype(kind)
     raw[0, 0, 0, :3] = -999.9, 9.969209968386869e36, -1
     missing = {"_FillValue": np.dtype(kind).type(-999.9), "missing_value": -1.0}
-    data = open_hdf5(packed(tmp_path / "a.h5", SATELLITE, raw, **missing), SATELLITE, 11)
+    path = packed(tmp_path / "a.h5", SATELLITE, raw, **missing)
+    with h5py.File(path, "r+") as file:
+        file.attrs["_NCProperties"] = "version=2,netcdf=4.9.2,hdf5=1.14.2"
+    data = open_hdf5(path, SATELLITE, 11)
     expected = raw.astype(np.float32)
     expected[0, 0, 0, :3] = np.nan
     np.testing.assert_array_equal(read_hdf5(data, slice(0, 3)), expected)

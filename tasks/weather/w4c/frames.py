@@ -87,8 +87,8 @@ def check_filters(path: Path, data: h5py.Dataset) -> None:
 def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
     """Return rows of an open data set as float32; packed numbers are unpacked as netCDF's conventions say.
 
-    `scale_factor` and `add_offset` are applied; `_FillValue`, `missing_value` and netCDF's own fill value of floats
-    become not a number.
+    `scale_factor` and `add_offset` are applied; `_FillValue`, `missing_value` and, in a netCDF file, its own fill value
+    of floats become not a number.
 
     Raises:
         UserError: where the file is damaged.
@@ -100,10 +100,12 @@ def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
         plain = scale is None and offset is None
         factors = [1.0 if scale is None else scale, 0.0 if offset is None else offset]
         factor, added = (float(np.ravel(number)[0]) for number in factors)
-        values = raw.astype(np.float32) if plain else np.asarray(raw * factor + added, np.float32)
+        # `raw` is this call's own: floats need no copy.
+        values = np.asarray(raw if plain else raw * factor + added, np.float32)
         missing = [np.ravel(attributes[name])[0] for name in ("_FillValue", "missing_value") if name in attributes]
         if raw.dtype.kind == "f":  # an attribute may have more digits than the numbers
-            missing = [raw.dtype.type(value) for value in (*missing, NOT_WRITTEN)]
+            missing += [NOT_WRITTEN] * ("_NCProperties" in data.file.attrs)
+            missing = [raw.dtype.type(value) for value in missing]
         for value in missing:
             values[raw == value] = np.nan
         return values
