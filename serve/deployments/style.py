@@ -87,9 +87,9 @@ def check(body: bytes, size: int, limits: Limits = LIMITS) -> tuple[str, float]:
                     raise ValueError("lengths of tiles")  # a tag has the type that the file says: text times a number
     except Exception as error:  # decoders raise anything on broken bytes
         raise Problem(400, f"the {kind} file is broken") from error
-    most = MOST_SCANS[kind] if kind == "JPEG" or jpeg_inside else len(body)
-    if body.count(_SCAN) > most:  # each is gone through for all of the picture; coded data have no such bytes
-        raise Problem(413, f"the {kind} file has more than {most} scans; save it anew")
+    # Each scan is gone through for all of the picture; coded data have no such bytes.
+    if (kind == "JPEG" or jpeg_inside) and body.count(_SCAN) > MOST_SCANS[kind]:
+        raise Problem(413, f"the {kind} file has more than {MOST_SCANS[kind]} scans; save it anew")
     pixels = width * height * (size / max(width, height, 1)) ** 2 if size else width * height
     if max(width * height, pixels, math.prod(tiles)) > limits.pixels:
         raise Problem(
