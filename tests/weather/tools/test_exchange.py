@@ -123,6 +123,10 @@ def test_a_data_set_that_a_run_was_not_trained_on(tmp_path, capsys):
         "none": "has no dataset.json",
         "short": "its sequences have 4 forecast, the run's 8; import it with --forecast 8",
     }
+    everything = run(storage, config(epochs=1, train_on="training_and_validation")).fingerprint
+    with pytest.raises(UserError, match="was trained on the validation set"):
+        cli.score(everything, storage.root, threshold="tuned")
+    cli.score(everything, storage.root, threshold="tuned", data="more", regions="", years="")  # another's validation
     with pytest.raises(UserError, match="'half' is not one of a number, tuned, tuned_per_region, "):
         cli.score(name, storage.root, threshold="half")
     for data, words in refused.items():

@@ -144,7 +144,7 @@ def _kind(composite: Composite, grids: list[Grid]) -> tuple[Any, ...]:
 
 
 def _alike(grid: Grid, other: Grid) -> bool:
-    """Return whether two grids are one, to a few metres, as services round them anew."""
+    """Return whether two grids are one, to 100 m of their corner, as services round them anew."""
     numbers, others = ((each.pixel, *(each.corner or (None, None))) for each in (grid, other))
     if grid.shape != other.shape or projection(grid.projdef) != projection(other.projdef):
         return False
