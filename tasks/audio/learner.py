@@ -75,7 +75,7 @@ class RetrievalLearner:
         audio, lengths = (tensor.to(device, non_blocking=True) for tensor in (batch.audio, batch.lengths))
         return audio, lengths, batch.features, tokens["ids"].to(device), tokens["mask"].to(device)
 
-    def _autocast(self) -> torch.autocast:
+    def _autocast(self) -> contextlib.AbstractContextManager[None]:
         """Let the encoders work in the config's precision."""
         return autocast(self.worker.device, self.config.precision)
 

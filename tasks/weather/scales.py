@@ -35,10 +35,6 @@ class Reduced:
     """Model -> what its rows change; a model that is not named is not run."""
     why: str = "as their models are not run"
     """Why the rows of other models are left out."""
-    slow: str = ""
-    """Why rows in 16 bits are left out."""
-    precision: str = ""
-    """What rows in 16 bits are trained in; none: what they say."""
     kept: Collection[str] | None = None
     """Labels of the rows of table 1 that are run, and no others; None: all rows."""
 
@@ -49,8 +45,6 @@ class Reduced:
             return "to save time"
         if model_of(overrides) not in self.models:
             return self.why
-        if self.slow and overrides.get("precision", "float32") != "float32":
-            return self.slow
         if set((row.view or {}).get("scored", ())) - set(self.overrides["regions"]):  # type: ignore[call-overload]
             return "as this scale has not their regions"
         if isinstance(without := installed(row), str):
@@ -73,8 +67,8 @@ class Reduced:
         if overrides.get("loss", "bce") != "bce":  # no other loss is short of rain
             changes = {path: value for path, value in changes.items() if not path.startswith("loss.")}
         small = {**self.defaults, **overrides, **changes}
-        if self.precision and "precision" in small:
-            small["precision"] = self.precision
+        if "precision" in small:
+            small["precision"] = "bfloat16"  # float16 needs its losses scaled, as is done on GPUs
         if "init.overrides" in small:
             parent = dict(small["init.overrides"])  # type: ignore[call-overload]
             small["init.overrides"] = tuple(self.shrink(parent).items())
@@ -164,7 +158,6 @@ SMOKE = Reduced(
         "context": {**BRIEF, "model.filters": 8, "model.levels": 3, "epochs": 1},
         "retrieval": {**BRIEF, "model.filters": 8, "epochs": 1},
     },
-    slow="as CPUs emulate 16 bits (eight times as slow)",
 )
 QUICK = Reduced(
     overrides={
@@ -210,7 +203,6 @@ SMALL = Reduced(
         "context": {**TINY["context"], "steps": 150, "epochs": 7},
         "retrieval": {**TINY["retrieval"], "steps": 100, "epochs": 3},
     },
-    precision="bfloat16",  # CPUs emulate float16: 10 s a sample of a Swin instead of 0.3
 )
 
 

@@ -101,18 +101,13 @@ def present(table, scale):
     return {row.label: row for row in scaled(table, SCALES[scale]).rows if not row.absent}
 
 
-def test_smoke_leaves_out_16_bits_and_small_runs_every_row():
-    for table in (TABLE1, TABLE2):
-        smoke = scaled(table, SCALES["smoke"])
-        missing = [row.label for row in smoke.rows if row.absent]
-        assert [label for label in missing if label != tables.MOVED_BY_PYSTEPS.label] == [
-            label for label in missing if "16bit" in label
-        ]
-        assert not missing or f"CPUs emulate 16 bits (eight times as slow): {missing[0]}" in smoke.note
-        assert {row.label for row in table.rows} - set(present(table, "small")) <= {tables.MOVED_BY_PYSTEPS.label}
-    small = present(TABLE1, "small")
-    assert small[tables.SWIN_16BIT.label].overrides["precision"] == "bfloat16"
-    assert "precision" not in small[tables.SWIN_BCE.label].overrides
+def test_smoke_and_small_run_every_row_and_16_bits_are_bfloat16():
+    for scale in ("smoke", "small"):
+        for table in (TABLE1, TABLE2):
+            assert {row.label for row in table.rows} - set(present(table, scale)) <= {tables.MOVED_BY_PYSTEPS.label}
+        rows = present(TABLE1, scale)
+        assert rows[tables.SWIN_16BIT.label].overrides["precision"] == "bfloat16"
+        assert "precision" not in rows[tables.SWIN_BCE.label].overrides
 
 
 def test_quick_runs_the_references_and_one_network_of_each_kind():
@@ -205,8 +200,7 @@ def test_a_reduced_config_keeps_every_choice_of_its_row():
         table = scaled(TABLE1, SCALES[scale])
         for full, reduced in zip(TABLE1.rows, table.rows, strict=True):
             if isinstance(full, Row) and not reduced.absent:
-                kept = {"crop", "mask", "loss", "train_on", "model", "precision", "model.variant", "model.upsampling"}
-                kept -= {"precision"} if scale == "small" else set()  # 16 bits are bfloat16 there
+                kept = {"crop", "mask", "loss", "train_on", "model", "model.variant", "model.upsampling"}
                 assert {k: v for k, v in full.overrides.items() if k in kept}.items() <= reduced.overrides.items()
 
 

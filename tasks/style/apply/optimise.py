@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -173,7 +174,7 @@ class ImageOptimisation:
             gradient.div_(gradient.abs().mean())
         return Losses(*(part.detach() for part in losses))
 
-    def _precision(self) -> torch.autocast:
+    def _precision(self) -> AbstractContextManager[None]:
         """Return the context of the config's precision for the backbone; Gram matrices and losses stay in float32."""
         return autocast(self.device, self.config.precision)
 

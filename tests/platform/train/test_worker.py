@@ -8,10 +8,12 @@ from datetime import timedelta
 import pytest
 import torch
 from torch import distributed, nn
+from torch.nn import functional
 
 from retable.platform.spec.task import Source, find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
+from retable.platform.train import worker
 from retable.platform.train.loop import train
 from retable.platform.train.worker import Worker
 from retable.tasks.line.config import Config
@@ -148,3 +150,23 @@ def test_two_processes_stopped_within_an_epoch_end_as_if_they_had_not_been(two):
     assert logs[0] == logs[1] and [row["epoch"] for row in logs[0]] == [1, 2]
     assert whole.result()["weights"] == stopped.result()["weights"]
     assert "loss" in json.dumps(logs[0]) and os.listdir(two / "whole" / "runs" / "line") == [whole.fingerprint]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_cpu_without_instructions_for_16_bits_convolves_rounded_operands_in_float32(precision, monkeypatch):
+    monkeypatch.setattr(worker, "_has_instructions", lambda dtype: False)
+    dtype = getattr(torch, precision)
+    convolution, x = nn.Conv3d(5, 7, 3, padding=1), torch.randn(2, 5, 6, 7, 8)
+
+    with torch.profiler.profile() as profile, torch.no_grad(), worker.autocast("cpu", precision):
+        result = convolution(x)
+        with torch.autocast("cpu", enabled=False):
+            exact = convolution(x)
+
+    operands = [each.detach().to(dtype).double() for each in (x, convolution.weight, convolution.bias)]
+    expected = functional.conv3d(*operands, padding=1)
+    assert result.dtype == dtype
+    assert exact.dtype == torch.float32
+    tolerance = torch.finfo(dtype).eps
+    torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
+    assert "aten::slow_conv3d_forward" not in {event.name for event in profile.events() or ()}
