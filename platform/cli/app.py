@@ -34,7 +34,7 @@ from retable.platform.spec.resources import Resources, summary
 from retable.platform.spec.space import describe_space, spaces
 from retable.platform.spec.table import hidden, split_view
 from retable.platform.store.storage import Record, Storage
-from retable.platform.text import and_more, clock, plural, seconds_of
+from retable.platform.text import and_more, clock, grouped, plural, seconds_of
 
 if TYPE_CHECKING:
     from retable.platform.execute.sweep import SweepResult
@@ -314,11 +314,12 @@ def print_plan(work: Plan, wanted: Resources | None = None) -> None:
 
 def _print_absent(work: Plan) -> None:
     """Print which rows a plan's scale leaves out, and why; of many tables, how many rows."""
-    absent: dict[tuple[str, str], list[str]] = {}
-    for name, (_, table) in work.tables.items():
-        for row in table.rows:
-            if row.absent and not hidden(row):
-                absent.setdefault((name, row.absent), []).append(row.label)
+    absent = grouped(
+        ((name, row.absent), row.label)
+        for name, (_, table) in work.tables.items()
+        for row in table.rows
+        if row.absent and not hidden(row)
+    )
     if len(work.tables) > FEW and absent:
         count = sum(map(len, absent.values()))
         say(f"{plural(count, 'row')} not at scale {work.scale}; retable plan TABLE --scale {work.scale} names them")

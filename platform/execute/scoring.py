@@ -24,7 +24,7 @@ from retable.platform.store.lease import DEATHS
 from retable.platform.store.provenance import collect
 from retable.platform.store.run import RunFolder, listed_shards, read_arrays, view_key, write_arrays
 from retable.platform.store.storage import Storage
-from retable.platform.text import and_more
+from retable.platform.text import and_more, grouped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,10 +50,8 @@ class ScoringTasks:
         items = self.scorings | {key: item for key, item in predictions.items() if key not in read}
         self.weights = {key: item.task.view_cost(item.config, item.view) for key, item in items.items()}
         """Keys of what the board counts: scorings, and predictions that are only joined."""
-        self.by_run: dict[str, list[str]] = {}
+        self.by_run = grouped((item.folder.path, key) for key, item in items.items())
         """Run path -> those of its keys that the board does not expect yet."""
-        for key, item in items.items():
-            self.by_run.setdefault(item.folder.path, []).append(key)
         self.board = ProgressBoard("evaluation", 0)
         # Made once: each new one would be pickled, sent to every node and read again there.
         self.predict: Any = ray.remote(max_retries=-1)(predict_one)

@@ -11,7 +11,7 @@ from retable.platform.plan.cost import Learnt, training_cost
 from retable.platform.plan.plan import Combining, Plan
 from retable.platform.spec.table import Combined, Measurement, Replicate, view_changes
 from retable.platform.store.run import RunFolder
-from retable.platform.text import and_more
+from retable.platform.text import and_more, grouped
 
 
 def audit(plan: Plan, known: Mapping[str, Learnt], rates: Mapping[str, float]) -> list[dict[str, Any]]:
@@ -88,10 +88,7 @@ def summary(plan: Plan, known: Mapping[str, Learnt], seconds: float) -> dict[str
 def lines(entries: list[dict[str, Any]]) -> list[str]:
     """Write an audit as lines: a row of a table, its replicates together where they differ in nothing but the axes."""
     text, table = [], ""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for each in entries:
-        groups.setdefault((each["table"], each["row"]), []).append(each)
-    for (name, label), same in groups.items():
+    for (name, label), same in grouped(((each["table"], each["row"]), each) for each in entries).items():
         if name != table:
             text.append(name)
             table = name

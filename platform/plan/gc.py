@@ -17,6 +17,7 @@ from retable.platform.plan.plan import compile_plan
 from retable.platform.spec import task as tasks
 from retable.platform.store.query import Run, folders_in, list_runs
 from retable.platform.store.storage import Storage
+from retable.platform.text import grouped
 
 _AT_WORK = 3600.0
 """Seconds: what changed so lately may be somebody's work, whatever it says of itself."""
@@ -72,20 +73,19 @@ def find_unreferenced(storage: Storage, older: float = 0.0) -> tuple[list[Unrefe
         and f"runs/{run.task}/{run.run}" not in named.runs
         and run not in busy
     ]
-    for run in runs:
-        if not RUN.fullmatch(run.run):
-            notes.append(f"left alone: {storage}/runs/{run.task}/{run.run!r} is no run's folder")
+    odd = [run for run in runs if not RUN.fullmatch(run.run)]
+    notes += [f"left alone: {storage}/runs/{run.task}/{run.run!r} is no run's folder" for run in odd]
     unreferenced += _unreferenced_in(
         storage, "combinations", named.tasks, lambda path: path in named.combinations, "combination"
     )
     unreferenced += _unreferenced_in(
-        storage, "measurements", named.tasks, lambda path: measured(path, named), "measurement"
+        storage, "measurements", named.tasks, lambda path: path.startswith(tuple(named.measurements)), "measurement"
     )
     unreferenced += unused_bundles(storage, runs)
     if older:
         unreferenced += _unreferenced_in(storage, "served", named.tasks, lambda path: False, "exported file")
     if not busy:
-        unreferenced += scratch(storage)
+        unreferenced += _entries(storage, ".ray", "Ray's state, of a command that was killed")
     return sorted((each for each in unreferenced if each.changed < latest), key=lambda each: -each.size), notes
 
 
@@ -171,15 +171,15 @@ def _unreferenced_in(
     storage: Storage, top: str, of: set[str], is_named: Callable[[str], bool], what: str
 ) -> list[Unreferenced]:
     """Return the folders and files `<top>/<task>/<name>` that are not named, of the tasks that can be asked."""
-    unreferenced = []
-    for task in of & set(folders_in(storage, top)):
-        groups: dict[str, list[tuple[int, int]]] = {}
-        for path, stamp in storage.files(f"{top}/{task}"):
-            groups.setdefault(f"{top}/{task}/{path.split('/')[0]}", []).append(stamp)
-        unreferenced += [
-            _waste(path, stamps, f"unreferenced {what}") for path, stamps in groups.items() if not is_named(path)
-        ]
-    return unreferenced
+    places = [f"{top}/{task}" for task in of & set(folders_in(storage, top))]
+    every = [each for place in places for each in _entries(storage, place, f"unreferenced {what}")]
+    return [each for each in every if not is_named(each.path)]
+
+
+def _entries(storage: Storage, place: str, why: str) -> list[Unreferenced]:
+    """Return what lies in a folder, each entry with its size and age."""
+    groups = grouped((f"{place}/{path.split('/')[0]}", stamp) for path, stamp in storage.files(place))
+    return [_waste(path, stamps, why) for path, stamps in groups.items()]
 
 
 def unused_bundles(storage: Storage, runs: Sequence[Run]) -> list[Unreferenced]:
@@ -193,19 +193,6 @@ def unused_bundles(storage: Storage, runs: Sequence[Run]) -> list[Unreferenced]:
                 used |= {str(bundle.get("id", ""))[:16]} if isinstance(bundle, dict) else set()
     return [_waste(f"bundles/{name}", [stamp], "unused manifest of a bundle")
             for name, stamp in about.items() if name[:16] not in used]  # fmt: skip
-
-
-def measured(path: str, named: References) -> bool:
-    """Return whether a measurement is referenced, on whichever device it was taken."""
-    return any(path.startswith(prefix) for prefix in named.measurements)
-
-
-def scratch(storage: Storage) -> list[Unreferenced]:
-    """Return Ray's state of commands that were killed."""
-    groups: dict[str, list[tuple[int, int]]] = {}
-    for path, stamp in storage.files(".ray"):
-        groups.setdefault(f".ray/{path.split('/')[0]}", []).append(stamp)
-    return [_waste(path, stamps, "Ray's state, of a command that was killed") for path, stamps in groups.items()]
 
 
 def _waste(path: str, stamps: Sequence[tuple[int, int]], why: str) -> Unreferenced:

@@ -35,7 +35,7 @@ from retable.platform.store.cache import Snapshot, gc_paused
 from retable.platform.store.provenance import device_name
 from retable.platform.store.run import RunFolder, check_numbers, listed_shards, sha256, view_key
 from retable.platform.store.storage import Storage
-from retable.platform.text import cut
+from retable.platform.text import cut, grouped
 
 if TYPE_CHECKING:
     from retable.platform.spec.task import Task
@@ -205,14 +205,10 @@ class Plan:
     @cached_property
     def shared(self) -> Shared:
         """Return the non-default settings that all trainings of a task, and all of its views, share."""
-        configs: dict[str, list[Mapping[str, object]]] = {}
-        for training in self.trainings.values():
-            changes = differences(training.config, training.task.config())
-            configs.setdefault(training.task.name, []).append(changes)
+        trained = [(each.task.name, differences(each.config, each.task.config())) for each in self.trainings.values()]
         items: list[Scoring | Prediction] = [*self.scorings.values(), *self.predictions.values()]
-        for item in items:
-            configs.setdefault(f"{item.task.name} view", []).append(differences(item.view, item.task.view()))
-        return {name: common(many) for name, many in configs.items()}
+        scored = [(f"{each.task.name} view", differences(each.view, each.task.view())) for each in items]
+        return {name: common(many) for name, many in grouped([*trained, *scored]).items()}
 
     @property
     def missing(self) -> list[Training]:
@@ -314,9 +310,7 @@ class Plan:
         """
         from retable.platform.spec.task import Source
 
-        readers: dict[str, list[Training]] = {}
-        for each in self.trainings.values():
-            readers.setdefault(each.task.dataset.where(each.config), []).append(each)
+        readers = grouped((each.task.dataset.where(each.config), each) for each in self.trainings.values())
         lines: list[str] = []
         for where, several in readers.items():
             if data_digest(self.storage, where) is not None:
@@ -327,11 +321,7 @@ class Plan:
     @property
     def groups(self) -> dict[Hashable, list[Training]]:
         """Missing trainings grouped by what can be trained as one stack."""
-        grouped: dict[Hashable, list[Training]] = {}
-        for training in self.missing:
-            key = (training.task.name, training.wave, training.task.group(training.config))
-            grouped.setdefault(key, []).append(training)
-        return grouped
+        return grouped(((each.task.name, each.wave, each.task.group(each.config)), each) for each in self.missing)
 
     def gpu_hours(self, rates: Mapping[str, float]) -> tuple[float, int]:
         """Return the hours of one GPU that the missing trainings take at measured rates, and how many have none.

@@ -43,7 +43,7 @@ from retable.platform.spec.table import (
     with_claims,
 )
 from retable.platform.store.storage import Storage
-from retable.platform.text import clock
+from retable.platform.text import clock, grouped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -535,11 +535,8 @@ def scaled(table: AnyTable, scale: Scale) -> AnyTable:
         rows.append(dataclasses.replace(row, absent=small) if isinstance(small, str) else small)
     rows = [drop_missing_members(row, rows) if isinstance(row, Combined) else row for row in rows]
     over = {axis: _kept(values, scale.over.get(axis, ())) for axis, values in table.over.items()}
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        if row.absent:
-            reasons.setdefault(row.absent, []).append(row.label)
-    left_out: list[str] = [f"Not at this scale, {why}: {'; '.join(labels)}." for why, labels in reasons.items()]
+    reasons = grouped((row.absent, row.label) for row in rows if row.absent)
+    left_out = [f"Not at this scale, {why}: {'; '.join(labels)}." for why, labels in reasons.items()]
     note = " ".join(text for text in (table.note, scale.note(table), *left_out) if text)
     return dataclasses.replace(table, rows=rows, over=over, overrides={**table.overrides, **scale.overrides}, note=note)
 

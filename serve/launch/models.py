@@ -10,6 +10,7 @@ from retable.platform.errors import UserError, nearest
 from retable.platform.models import export
 from retable.platform.spec.table import Origin
 from retable.platform.store.storage import Storage
+from retable.platform.text import grouped
 from retable.serve.ingress.replies import Json, Problem, plain_line
 
 if TYPE_CHECKING:
@@ -56,10 +57,7 @@ class Model:
 
 def by_task(models: Iterable[Model]) -> dict[str, list[Model]]:
     """Return the models of each task, in their order."""
-    groups: dict[str, list[Model]] = {}
-    for model in models:
-        groups.setdefault(model.task, []).append(model)
-    return groups
+    return grouped((model.task, model) for model in models)
 
 
 def describe(model: Model) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
 
 from retable.platform.errors import UserError
+from retable.platform.text import grouped
 from retable.tasks.audio.collect.files import is_sound
 from retable.tasks.audio.collect.text import read_text
 
@@ -159,13 +160,14 @@ def audiocaps(root: Path) -> list[Entry]:
         UserError: where no table is there, or one lacks a column.
     """
     on_disk = {path.stem: path for path in sorted(root.rglob("*")) if is_sound(path)}
-    clips: dict[tuple[str, str], list[dict[str, str]]] = {}
     tables = [table for name in AUDIOCAPS if (table := _first(root, f"{name}.csv"))]
     if not tables:
         raise UserError(f"{root}: no train.csv, val.csv or test.csv; take them from github.com/cdjkim/audiocaps")
-    for table in tables:
-        for row in rows(table, ["youtube_id", "start_time", "caption"]):
-            clips.setdefault((row["youtube_id"].strip(), row["start_time"].strip()), []).append(row)
+    clips = grouped(
+        ((row["youtube_id"].strip(), row["start_time"].strip()), row)
+        for table in tables
+        for row in rows(table, ["youtube_id", "start_time", "caption"])
+    )
     found = []
     for (video, start), here in clips.items():
         names = [f"Y{video}", video, f"{video}_{start}", f"Y{video}_{start}"]
@@ -241,12 +243,9 @@ def own(table: Path, folder: Path | None = None, before: Mapping[str, str] | Non
             f"{table}: the captions of column {other!r} would not be read; call it caption_1, caption_2, ..."
         )
     places = [folder] if folder else [table.parent, table.with_suffix(""), table.parent / "audio"]
-    grouped: dict[str, list[dict[str, str]]] = {}
-    for row in listed:
-        grouped.setdefault(row[file_column].strip(), []).append(row)
     on_disk = _below(places)
     entries = []
-    for file, here in grouped.items():
+    for file, here in grouped((row[file_column].strip(), row) for row in listed).items():
         if len(splits := {_split(table, row.get("split", "")) for row in here}) > 1:
             raise UserError(f"{table}: {file} is in {' and in '.join(sorted(splits))}; leave it in one split")
         path = next((place / file for place in places if isfile(place / file)), None)  # false of too long names as well
@@ -330,9 +329,7 @@ def _deal(entries: Sequence[Entry], before: Mapping[str, str]) -> Iterator[Entry
     A source larger than what a split still wants is passed over, unless all are: then it takes the smallest one. The
     largest source is trained on. Sources that have a split from before keep it.
     """
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(origin(entry.source, entry.file), []).append(entry)
+    groups = grouped((origin(entry.source, entry.file), entry) for entry in entries)
     order = sorted(groups, key=lambda key: hashlib.sha256(key.encode()).digest())
     sizes = {key: len(groups[key]) for key in order}
     splits = {key: before[key] for key in order if key in before}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.claims import LEAST, Verdict, ratio_of, too_few, untested
 from retable.platform.spec.table import Results, Row
-from retable.platform.text import plural
+from retable.platform.text import grouped, plural
 from retable.tasks.rl.tables import DENSE
 
 LEARNED = 0.9
@@ -32,16 +31,14 @@ def by_environment(results: Results, rows: Sequence[Row], metric: str, **axes: o
     axes = {**axes, **({"view_epoch": max(epochs)} if epochs else {})}
     runs = [
         {
-            (each.axes.get("environment", ""), each.axes["seed"]): each.metrics[metric]
+            (str(each.axes.get("environment", "")), each.axes["seed"]): each.metrics[metric]
             for each in results.select(row, **axes)
             if each.metrics.get(metric) is not None
         }
         for row in rows
     ]
-    found: dict[Any, list[list[float]]] = {}
-    for run in runs[0]:
-        if all(run in others for others in runs):
-            found.setdefault(run[0], []).append([others[run] for others in runs])
+    shared = [run for run in runs[0] if all(run in others for others in runs)]
+    found = grouped((run[0], [others[run] for others in runs]) for run in shared)
     return {environment: np.array(columns, float).T for environment, columns in found.items()}
 
 

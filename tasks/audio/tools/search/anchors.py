@@ -19,6 +19,7 @@ from jaxtyping import Float32
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.platform.store.weights import read_bytes
+from retable.platform.text import grouped
 from retable.tasks.audio.collect.recordings import read_recordings
 from retable.tasks.audio.export import Exported, read_export, with_anchors
 from retable.tasks.audio.prepare.prepare import folder as data_folder
@@ -115,11 +116,8 @@ def fit(embedder: Embedder, heard: Mapping[str, Sequence[Vectors]], own: Collect
 
 def hear(embedder: Embedder, folder: Path, left_out: Collection[int] = (FOLD,)) -> dict[str, list[Vectors]]:
     """Return class -> the segments' vectors of each recording of a labelled folder, without some folds."""
-    heard: dict[str, list[Vectors]] = {}
-    for clip in clips(folder):
-        if clip.fold not in left_out:
-            heard.setdefault(clip.sound, []).append(embed_file(embedder, clip.path).vectors)
-    return heard
+    kept = (clip for clip in clips(folder) if clip.fold not in left_out)
+    return grouped((clip.sound, embed_file(embedder, clip.path).vectors) for clip in kept)
 
 
 def _mean(vectors: Sequence[np.ndarray] | np.ndarray) -> Float32[np.ndarray, " dimension"]:
