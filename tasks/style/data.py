@@ -303,16 +303,19 @@ def tests(source: Source) -> tuple[str, ...]:
 def photographs(source: Source) -> dict[str, str | Path]:
     """Return where photographs lie, by name: those shipped, those in `test/` now, and the data set's tests."""
     there = [f"test/{name}" for name in source.folder.list("test")]
-    return {**assets.photographs(), **assets.large(), **_by_name([*there, *source.info["test"]])}
+    return {**assets.photographs(), **assets.large(), **_by_name(source, [*there, *source.info["test"]])}
 
 
 def paintings(source: Source) -> dict[str, str | Path]:
     """Return where paintings lie, by name: those shipped, and those in `paintings/` now, which win."""
-    return {**assets.paintings(), **_by_name(f"paintings/{name}" for name in source.folder.list("paintings"))}
+    there = [f"paintings/{name}" for name in source.folder.list("paintings")]
+    return {**assets.paintings(), **_by_name(source, there)}
 
 
-def _by_name(paths: Iterable[str]) -> dict[str, str]:
-    return {PurePosixPath(path).stem: path for path in paths if is_picture(path)}
+def _by_name(source: Source, paths: Iterable[str]) -> dict[str, str]:
+    """Return pictures by name; of two of one name the one that was indexed."""
+    indexed = source.info.get("crc32", {})
+    return {PurePosixPath(path).stem: path for path in sorted(paths, key=indexed.__contains__) if is_picture(path)}
 
 
 def find(there: Mapping[str, str | Path], name: str, what: str) -> str | Path:
@@ -350,9 +353,11 @@ def painting(source: Source, name: str) -> UInt8[np.ndarray, "height width 3"]:
 def _picture(source: Source, where: str | Path) -> Array:
     if isinstance(where, Path):
         return images.read(where).pixels
+    crc32, again = source.info.get("crc32"), "remove dataset.json, and the files are indexed again"
+    if crc32 is not None and where not in crc32:  # the data set's digest would not cover it
+        raise UserError(f"{source.folder}/{where}: was added after the data set was indexed; {again}")
     with source.folder.local(where) as path:
-        crc32 = source.info.get("crc32", {}).get(where)
-        if crc32 not in (None, zlib.crc32(path.read_bytes())):
-            again = "put it back, or remove dataset.json, and the files are indexed again"
-            raise UserError(f"{source.folder}/{where}: not the file that was indexed (checksum); {again}")
+        if crc32 is not None and crc32[where] != zlib.crc32(path.read_bytes()):
+            put = "put it back, or"
+            raise UserError(f"{source.folder}/{where}: not the file that was indexed (checksum); {put} {again}")
         return images.read(path).pixels

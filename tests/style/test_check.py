@@ -98,6 +98,8 @@ def test_every_part_of_a_data_set_is_decoded(root, place):
 
 def test_names_must_differ(root):
     put(root, {"paintings/oil.png": encoded("PNG")})
+    only(root, "1 pictures, such as paintings/oil.png, that dataset.json lacks")
+    index_folder(Storage.open(root), "mine")
     only(root, "oil.png", "has the name of paintings/oil.jpg")
 
 

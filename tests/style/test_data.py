@@ -216,10 +216,12 @@ def test_pictures_are_found_by_name(source, tmp_path):
     save(tmp_path / "data/style/mine/paintings/oil.png", plain(2))
     save(tmp_path / "data/style/mine/paintings/the_scream.png", plain(3))  # one's own wins
     save(tmp_path / "data/style/mine/test/later.png", plain(4))
+    index_folder(source.folder, "mine")
+    source = Source.of(Storage.open(tmp_path), "style/mine")
     assert np.array_equal(data.painting(source, "oil"), plain(2))
     assert np.array_equal(data.painting(source, "the_scream"), plain(3))
     assert np.array_equal(data.photograph(source, "later"), plain(4))
-    assert found.tests == data.tests(source) == ("house",)
+    assert (found.tests, data.tests(source)) == (("house",), ("house", "later"))
     assert found.storage == Storage.open(tmp_path)
 
 
@@ -298,6 +300,16 @@ def test_a_changed_test_or_painting_is_refused(bitmaps, tmp_path):
         with pytest.raises(UserError, match=rf"{path}: not the file that was indexed.*remove dataset.json"):
             read(bitmaps, name)
     assert len([line for line in check(bitmaps.folder) if "not the file that was indexed" in line]) == 2
+
+
+def test_a_picture_that_came_after_the_index_is_refused_and_takes_no_indexed_ones_place(bitmaps, tmp_path):
+    root = tmp_path / "data/style/bitmaps"
+    for path, read in (("test/mountain.png", data.photograph), ("paintings/the_scream.png", data.painting)):
+        save(root / path, plain(1))
+        with pytest.raises(UserError, match=f"{path}: was added after the data set was indexed; remove dataset.json"):
+            read(bitmaps, path.split("/")[1][:-4])
+    save(root / "paintings/oil.png", plain(2))
+    assert np.array_equal(data.painting(bitmaps, "oil"), np.asarray(Image.open(root / "paintings/oil.bmp")))
 
 
 def test_a_set_indexed_without_checksums_is_read_as_before(bitmaps, tmp_path):

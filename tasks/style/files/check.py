@@ -66,8 +66,13 @@ def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda d
             sizes, crc32 = _indexed(folder)
         except UserError as error:
             return [str(error)]
-        there = {*crc32, *pictures_below(folder, "paintings")}
-        unknown = [path for top in ("training", "test") for path in pictures_below(folder, top) if path not in there]
+        there = {*crc32}
+        unknown = [
+            path
+            for top in ("training", "test", "paintings")
+            for path in pictures_below(folder, top)
+            if path not in there
+        ]
         if unknown:
             defects.append(f"{folder}: {len(unknown)} pictures, such as {unknown[0]}, that dataset.json lacks; {AGAIN}")
     else:
@@ -81,13 +86,13 @@ def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda d
 
 
 def _indexed(folder: Storage) -> tuple[dict[str, int], dict[str, int | None]]:
-    """Return, by path, the sizes of training pictures, and the CRC-32 of each picture that has one; tests are there."""
+    """Return, by path, the sizes of training pictures, and the CRC-32 of all pictures; None where none is known."""
     info = folder.read_json("dataset.json")
     if not isinstance(info, dict) or not isinstance(info.get("test"), list):
         raise UserError(f"{folder}/dataset.json: not a data set's; {AGAIN}")
     sizes = dict(zip(*(read_index(folder)[name].to_pylist() for name in ("path", "bytes")), strict=True))
     crc32: dict[str, int | None] = {**dict.fromkeys([*sizes, *info["test"]]), **training_files(folder)}
-    return sizes, crc32 | info.get("crc32", {})
+    return sizes, crc32 | info.get("crc32", dict.fromkeys(pictures_below(folder, "paintings")))
 
 
 def _line(folder: Storage, sizes: dict[str, int], crc32: dict[str, int | None], path: str) -> str | None:
