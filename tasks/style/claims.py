@@ -46,9 +46,10 @@ NOISE = 1.25
 """Times whose ratio's interval lies within this factor differ by noise."""
 EQUAL = 1e-5
 """Relative difference of losses that are the same but for rounding."""
-LATTICE = 600.0
-"""The most that a trained network's pictures have (`judge.lattice`): two published ones have 197 to 575 on the shipped
-photographs at 384 pixels."""
+LATTICE, LATTICE_SIZE = 600.0, 384
+"""The most that a trained network's pictures of this longer side have (`judge.lattice`): two published ones have 197 to
+575 on the shipped photographs. A wave's power over its surroundings grows with the number of pixels, and so does the
+limit: at 512 pixels they have 283 to 936, and the limit is 1,067."""
 LEARNT = 0.5
 """A trained network's style error over that of the photographs as they are, at most: of those two at most 0.23."""
 RATES = "; the paper gives no rates: SGD's was chosen so that it diverges as there"
@@ -195,8 +196,11 @@ def untrained(results: Results) -> Verdict | None:
             lattice, style, before = (
                 replicate.metrics.get(name, np.inf) for name in ("lattice", "style_error", "photograph_style_error")
             )
-            if not lattice <= LATTICE:
-                return untested(f"{row.label}: a lattice of {lattice:.0f}; trained networks have at most {LATTICE:.0f}")
+            size = (replicate.view and replicate.view.size) or LATTICE_SIZE
+            most = LATTICE * (size / LATTICE_SIZE) ** 2
+            if not lattice <= most:
+                trained = f"trained networks have at most {most:.0f} at {size} pixels"
+                return untested(f"{row.label}: a lattice of {lattice:.0f}; {trained}")
             if not style <= LEARNT * before:
                 return untested(f"{row.label}: style error {style:.3g}, the photograph's {before:.3g}: not half of it")
     return None
