@@ -1,4 +1,6 @@
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -58,6 +60,22 @@ def test_a_folder_of_ones_own_has_its_defects_found_exactly(tmp_path):
     for name, (_, what) in BROKEN.items():
         (line,) = [line for line in lines if f"{tmp_path}/x/{name}: " in line]
         assert what in line and "remove or replace" in line
+
+
+def hdr():
+    """Return a PNG that names BT.2020 and PQ (ITU-T H.273) by code."""
+    kind, codes = b"cICP", bytes([9, 16, 0, 1])
+    chunk = struct.pack(">I", len(codes)) + kind + codes + struct.pack(">I", zlib.crc32(kind + codes))
+    plain = encoded("PNG")
+    return plain[:33] + chunk + plain[33:]  # after the header
+
+
+def test_a_picture_that_no_reader_takes_is_a_defect_too(tmp_path):
+    put(tmp_path, {"hdr.png": hdr(), "b.gif": b"broken", "c.gif": encoded("GIF"), "small.gif": encoded("GIF", (9, 9))})
+    for name, what in (("b.gif", "no picture"), ("hdr.png", "HDR"), ("small.gif", "too small")):
+        (line,) = [line for line in check(tmp_path) if name in line]
+        assert what in line
+    assert len(check(tmp_path)) == 3
 
 
 def test_an_empty_folder_is_a_defect(tmp_path):

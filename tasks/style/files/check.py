@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from retable.platform.console import counted
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.style.data import SUFFIXES, pictures_below, read_index, threaded, training_files
+from retable.tasks.style.data import files_below, is_picture, pictures_below, read_index, threaded, training_files
 from retable.tasks.style.files import images
 
 SMALLEST = 32
@@ -33,10 +33,13 @@ def defect(data: bytes) -> str | None:
             width, height = picture.size
             if width * height > images.PIXELS:
                 return f"{width} x {height} pixels: too large"
-            if min(width, height) < SMALLEST:
-                return f"{width} x {height} pixels: too small, {SMALLEST} are needed"
+            if small := _too_small(width, height):
+                return small
+            images.named_matrix(picture, data)  # refuses HDR, as reading it as a photograph or painting does
             picture.load()
         decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_REDUCED_COLOR_8)
+    except UserError as error:
+        return str(error)
     except UnidentifiedImageError:
         return "no picture, whatever its name says"
     except Image.DecompressionBombError:
@@ -44,6 +47,19 @@ def defect(data: bytes) -> str | None:
     except Exception as error:  # decoders raise anything on broken bytes
         return "truncated" if "truncated" in str(error) else f"broken ({(str(error) or repr(error)).splitlines()[0]})"
     return None if decoded is not None else "broken: OpenCV cannot decode it"
+
+
+def defect_of_other(data: bytes) -> str | None:
+    """Return the defect of a picture of a format that training does not read, and an import converts."""
+    try:
+        height, width = images.read(data).pixels.shape[:2]
+    except UserError as error:
+        return str(error).removeprefix("the picture: ")
+    return _too_small(width, height)
+
+
+def _too_small(width: int, height: int) -> str | None:
+    return None if min(width, height) >= SMALLEST else f"{width} x {height} pixels: too small, {SMALLEST} are needed"
 
 
 def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
@@ -76,9 +92,9 @@ def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda d
         if unknown:
             defects.append(f"{folder}: {len(unknown)} pictures, such as {unknown[0]}, that dataset.json lacks; {AGAIN}")
     else:
-        there = set(pictures_below(folder))
+        there = {path for path in files_below(folder) if Path(path).suffix.lower() in images.SUFFIXES}
     if not there:
-        return [f"{folder}: no pictures ({', '.join(SUFFIXES)})"]
+        return [f"{folder}: no pictures ({', '.join(sorted(images.SUFFIXES))})"]
     paths = sorted(there)
     lines = threaded(partial(_line, folder, sizes, crc32), paths)
     defects += filter(None, counted(lines, progress, len(paths)))
@@ -102,7 +118,7 @@ def _line(folder: Storage, sizes: dict[str, int], crc32: dict[str, int | None], 
         return f"{folder}/{path}: missing; put it back, or {AGAIN}"
     except UserError as error:
         return str(error)
-    if what := defect(data):
+    if what := defect(data) if is_picture(path) else defect_of_other(data):
         return f"{folder}/{path}: {what}; {REMEDY}"
     if sizes.get(path, len(data)) != len(data):
         return f"{folder}/{path}: {len(data)} bytes, not the {sizes[path]} that were indexed; {AGAIN}"
