@@ -21,7 +21,7 @@ from retable.platform.console import (
     spread,
     whole,
 )
-from retable.platform.errors import disk_errors
+from retable.platform.errors import UserError, disk_errors
 from retable.platform.store.storage import Storage
 from retable.tasks.style.data_cli import DATA
 from retable.tasks.style.tools.pictures.judge_cli import judge
@@ -37,6 +37,15 @@ app = typer.Typer(
 )
 app.command("video")(video)
 app.command("judge")(judge)
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")]
+
+
+def check_target(file: Path, overwrite: bool) -> None:
+    """Refuse, before the work, a file that exists or cannot be written, with a UserError."""
+    if file.exists() and not overwrite:
+        raise UserError(f"{file}: exists; --overwrite replaces it")
+    Storage.open(file.absolute().parent).check_writable()
 
 
 @app.command()
@@ -116,6 +125,7 @@ def compare(
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The sheet to write.")] = Path("sheet.png"),
     epochs: Annotated[str, typer.Option(help="Kept epochs: 1,5,10 (default: all).")] = "",
     size: Annotated[int, typer.Option(help="Pixels of the longer side; 0 keeps the photograph's.", min=0)] = 512,
+    overwrite: Overwrite = False,
     storage: Where = "results",
     precision: Precision = "auto",
     device: Device = "",
@@ -129,8 +139,9 @@ def compare(
     from retable.tasks.style.tools.pictures.stylise import Options
 
     images.check_suffix(out)
-    with disk_errors(str(out)):
-        out.parent.mkdir(parents=True, exist_ok=True)
+    if out.exists() and photograph.exists() and out.samefile(photograph):
+        raise UserError(f"{out}: is the photograph; choose another name")
+    check_target(out, overwrite)
     wanted = items("--epochs", epochs, whole)
     options = Options(size=size, precision=precision, device=device)
     images.write(out, batches.compare(run, photograph, wanted, options, Storage.open(storage)))
@@ -173,6 +184,7 @@ def distil(
         Literal["vgg19", "alexnet"], typer.Option(help="What is made; an alexnet learns from SqueezeNet 1.0.")
     ] = "vgg19",
     steps: Annotated[int, typer.Option(help="Batches.", min=1)] = 3000,
+    overwrite: Overwrite = False,
     storage: Where = "results",
 ) -> None:
     """Train a small backbone after a trained one: a quarter of the work in version 1, and a file of under 1 MB.
@@ -184,6 +196,7 @@ def distil(
     from retable.tasks.style.files import images
     from retable.tasks.style.tools.distil import distil as train
 
+    check_target(file, overwrite)
     files, notes = expand(photographs, images.SUFFIXES, "pictures")
     print_lines(notes)
     with disk_errors(str(file)), progress_bar("", "batches") as report:
@@ -222,6 +235,7 @@ def onnx(
     opset: Annotated[
         int, typer.Option(help="Version of ONNX's operators: lower for old runtimes.", min=13, max=18)
     ] = 17,
+    overwrite: Overwrite = False,
     storage: Where = "results",
 ) -> None:
     """Write a network as ONNX: pictures of any size, float32 (batch, 3, height, width) in [0, 1], on any runtime.
@@ -233,8 +247,8 @@ def onnx(
 
     if bits not in (32, 16, 8):
         raise typer.BadParameter(f"{bits} bits; 32, 16 or 8", param_hint="--bits")
+    check_target(file, overwrite)
     data = pack(find_network(style, Storage.open(storage)), cast(Bits, bits), opset)
     with disk_errors(str(file)):
-        file.parent.mkdir(parents=True, exist_ok=True)
         Storage.open(file.absolute().parent).write(file.name, data)
     console.print(f"{file}: {len(data) / 1e6:.2f} MB", markup=False)

@@ -205,8 +205,40 @@ def test_checkpoints_of_a_run(style, tmp_path, storage):
     assert np.abs(whole[: pixels.shape[0], 1024:1536].astype(int) - expected).max() <= 1
     two = style("compare", run, "lake.png", "-o", "new/two.png", "--epochs", "1,3", "--storage", tmp_path / "results")
     assert two.exit_code == 0 and images.read("new/two.png").pixels.shape[1] == 3 * 512
-    wrong = style("compare", run, "lake.png", "--epochs", "9", "--storage", tmp_path / "results")
+    wrong = style("compare", run, "lake.png", "-o", "other.png", "--epochs", "9", "--storage", tmp_path / "results")
     assert "epoch 9" in refused(wrong)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare", "latest", "lake.png", "-o", "mine.png"),
+        ("onnx", "great_wave-video", "mine.png"),
+        ("distil", "imagenet", "lake.png", "-o", "mine.png"),
+    ],
+)
+def test_a_file_that_exists_is_replaced_only_on_demand(style, tmp_path, monkeypatch, words):
+    monkeypatch.setattr("retable.tasks.style.tools.pictures.batches.compare", lambda *_: noise(8, 8))
+    monkeypatch.setattr("retable.tasks.style.tools.distil.distil", lambda *_: b"weights")
+    (tmp_path / "mine.png").write_text("precious")
+    assert "mine.png: exists; --overwrite replaces it" in refused(style(*words))
+    assert (tmp_path / "mine.png").read_text() == "precious"
+    assert style(*words, "--overwrite").exit_code == 0
+    assert (tmp_path / "mine.png").read_bytes() != b"precious"
+
+
+def test_a_sheet_never_replaces_its_photograph(style):
+    said = refused(style("compare", "latest", "lake.png", "-o", "lake.png", "--overwrite"))
+    assert said == "lake.png: is the photograph; choose another name"
+    assert images.read("lake.png").pixels.shape == (40, 52, 3)
+
+
+def test_a_target_that_cannot_be_written_is_refused_before_the_work(style, tmp_path, monkeypatch):
+    (tmp_path / "blocker").write_text("a file")
+    monkeypatch.setattr("retable.tasks.style.tools.distil.distil", lambda *_: pytest.fail("was trained"))
+    monkeypatch.setattr("retable.tasks.style.tools.onnx_file.pack", lambda *_: pytest.fail("was packed"))
+    for words in (("distil", "imagenet", "lake.png", "-o"), ("onnx", "great_wave-video")):
+        assert "a part of the path is a file" in refused(style(*words, "blocker/small.safetensors"))
 
 
 def test_a_run_as_style(style, tmp_path, storage):

@@ -260,6 +260,46 @@ def test_two_paintings_and_a_history(tmp_path, storage, photographs):
     assert other.losses[0, 2] != found[0].losses[0, 2]
 
 
+def test_a_history_keeps_the_losses_of_other_photographs(tmp_path, storage, photographs):
+    first, second, *_ = sorted(photographs.iterdir())
+    styles, history = [str(next(iter(assets.paintings().values())))], tmp_path / "losses.csv"
+    options = Options(changes={**RANDOM, "steps": 1}, size=64)
+    for source in (first, second, second):
+        outcomes([str(source)], styles, tmp_path / "out", options, storage, history=history, overwrite=True)
+    assert [line.split(",")[0] for line in history.read_text().splitlines()[1:]] == [str(first), str(second)]
+    with pytest.raises(UserError, match=f"--history {tmp_path}: a folder is there; name a file"):
+        outcomes([str(first)], styles, tmp_path / "other", options, storage, history=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_picture(
+    tmp_path, storage, weights_file, monkeypatch
+):
+    images.write(tmp_path / "a.png", noise(40, 40))
+    (tmp_path / "blocker").write_text("a file")
+    monkeypatch.setattr(batches, "stylise_jobs", lambda *_: pytest.fail("was stylised"))
+    with pytest.raises(UserError, match="a part of the path is a file"):
+        outcomes([str(tmp_path / "a.png")], [str(weights_file)], tmp_path / "blocker/out", Options(), storage)
+
+
+def test_names_of_styles_hold_in_any_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    (tmp_path / "ml5").mkdir()
+    (tmp_path / "ml5/manifest.json").write_text("{}")
+    here = f"{tmp_path}/w.safetensors"
+    for name, expected in {
+        "w.safetensors": here,
+        "w.safetensors:starry": f"{here}:starry",
+        "w.safetensors:a:0.7,w.safetensors:b:0.3": f"{here}:a:0.7,{here}:b:0.3",
+        "w.safetensors:a@ff0000": f"{here}:a@ff0000",
+        "ml5": f"{tmp_path}/ml5",
+        "ml5@ff0000": f"{tmp_path}/ml5@ff0000",
+        "great_wave": "great_wave",
+        "4f5e:a:0.7,4f5e:b:0.3": "4f5e:a:0.7,4f5e:b:0.3",
+    }.items():
+        assert batches.absolute(name) == expected
+
+
 def test_a_loss_without_end_is_a_failure(tmp_path, storage, photographs):
     changes = RANDOM | {"method.objective.style_weight": 1e38, "method.optimizer": "sgd", "steps": 4}
     options = Options(size=72, changes=changes)

@@ -18,7 +18,7 @@ from retable.platform.models.predict import Job, expand, over_actors, plan
 from retable.platform.store.storage import Storage
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import FORMATS, Picture, Pixels
-from retable.tasks.style.networks.transformer import chosen
+from retable.tasks.style.networks.transformer import chosen, is_file
 from retable.tasks.style.tools.pictures import regions
 from retable.tasks.style.tools.pictures.memory import TOO_LARGE, shortage_told
 from retable.tasks.style.tools.pictures.stylise import (
@@ -217,9 +217,9 @@ def stylise_files(
     style = open_style(styles, options, storage)  # before Ray too: a mistake is one line, and no dead actor
     if history and (ray or not keeps_losses(style)):
         raise UserError(f"--history {history}: losses are of paintings (version 1), optimised without --ray")
-    with disk_errors(str(out)):
-        jobs[0].target.parent.mkdir(parents=True, exist_ok=True)
-    rows = [] if overwrite or not history else read_history(history, {str(job.source) for job in jobs})
+    for file in filter(None, (jobs[0].target, history)):
+        Storage.open(file.absolute().parent).check_writable()
+    rows = read_history(history, {str(job.source) for job in jobs}, overwrite) if history else []
     outcomes = stylise_dataset(jobs, styles, options, storage) if ray else stylise_jobs(style, jobs, options, report)
     for number, outcome in enumerate(outcomes, 1):
         if ray:
@@ -237,8 +237,14 @@ HISTORY = ("photograph", "evaluation", "total", "content", "style")
 def absolute(style: str) -> str:
     """Return a style's name as any working directory understands it."""
     name, colour = regions.split(style)
-    where = str(Path(name).absolute()) if Path(name).is_file() else name
+    where = ",".join(map(_absolute, [name] if is_file(name) else name.split(",")))
     return f"{where}@{colour}" if colour else where
+
+
+def _absolute(name: str) -> str:
+    """Return the name of a network or painting, with the style that is chosen of it: `file:style`, `file:style:0.7`."""
+    file, *rest = [name] if is_file(name) else name.split(":")
+    return ":".join([str(Path(file).absolute()) if is_file(file) else file, *rest])
 
 
 def keeps_losses(style: Style) -> bool:
@@ -247,17 +253,19 @@ def keeps_losses(style: Style) -> bool:
     return len(inner) == 1 and isinstance(inner[0], PaintingStyle)
 
 
-def read_history(path: Path, anew: Collection[str]) -> list[tuple[str | float, ...]]:
+def read_history(path: Path, anew: Collection[str], overwrite: bool) -> list[tuple[str | float, ...]]:
     """Return the losses of a file that is there, but of photographs that are stylised anew: an interrupted batch's.
 
     Raises:
-        UserError: where it is no such file.
+        UserError: where it is no such file, and is not to be overwritten.
     """
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+    with disk_errors(f"--history {path}"), path.open(newline="", encoding="utf-8", errors="replace") as file:
         head, *rows = list(csv.reader(file)) or [[]]
     if head != list(HISTORY):
+        if overwrite:
+            return []
         raise UserError(f"--history {path}: is there, and holds no losses; choose another file, or --overwrite")
     return [tuple(row) for row in rows if row and row[0] not in anew]
 
