@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from retable.platform.config import Weights, parent
 from retable.platform.errors import UserError
 from retable.platform.models.zoo import digest, read, zoo
 from retable.platform.store.run import sample_path
+from retable.platform.store.storage import Storage
 from retable.platform.store.weights import metadata
 from retable.platform.train.seeds import generator
 from retable.platform.train.worker import Worker, autocast
@@ -268,19 +270,40 @@ class NetworkLearner:
         """Start from a network's weights; styles that it does not have begin as the mean of those it has.
 
         Raises:
-            UserError: where it has another shape, or lacks a style that is not to be learnt.
+            UserError: where it has another shape, more styles, others than those that are kept, or lacks one of them.
         """
         like = self.network.state_dict()
-        kept = len(self.config.style) - self.method.new_styles if self.method.new_styles else 0
-        norms = [name for name in weights[0] if ".norm." in name and name in like]
-        known = min((weights[0][name].numel() // like[name].shape[-1] for name in norms), default=kept)
-        if known < kept:
-            more = len(self.config.style) - known
-            raise UserError(f"init: a network of {known} styles, not {kept}; set method.new_styles={more}")
+        self._check_styles(weights[0], like)
         try:
             self.network.load_state_dict(with_styles(weights[0], like))
         except RuntimeError as error:
             raise UserError("init: a network of another shape (method.filters, method.upsampling)") from error
+
+    def _check_styles(self, weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+        """Refuse a network whose styles are not those that `style` begins with."""
+        shared = [name for name in weights if ".norm." in name and name in like]
+        norms = [name for name in shared if weights[name].shape[-1] == like[name].shape[-1]]
+        own = len(self.config.style) if self.method.conditional else 1
+        known = min((weights[name].numel() // like[name].shape[-1] for name in norms), default=own)
+        if known > own:
+            remedy = "name all of its paintings in style, with method.conditional=true"
+            raise UserError(f"init: a network of {known} styles, not {own}; {remedy}")
+        if not self.method.new_styles:
+            return
+        kept = own - self.method.new_styles
+        if known < kept:
+            raise UserError(f"init: a network of {known} styles, not {kept}; set method.new_styles={own - known}")
+        names = inherited(self.config, self.data.storage)
+        if names and names[:kept] != [*self.config.style[:kept]]:
+            raise UserError(f"init: a network of {', '.join(names)}; let style begin with them, in this order")
+
+
+def inherited(config: Config, storage: Storage) -> list[str]:
+    """Return the paintings of the network that a training starts from, in its order; none if its file names none."""
+    if before := parent(config):
+        return [*before.style]
+    assert isinstance(config.init, Weights)
+    return styles(metadata(storage.read(f"weights/{config.init.sha256}.safetensors")))
 
 
 def with_styles(weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Training: losses fall, and samples are kept."""
 
 import contextlib
+import hashlib
 import io
 from dataclasses import replace
 from importlib import import_module
@@ -11,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from retable.platform.config import override
+from retable.platform.config import differences, override
 from retable.platform.errors import UserError
 from retable.platform.execute.scoring import predict_and_score, summaries
 from retable.platform.spec.task import Source, find
@@ -25,6 +26,7 @@ from retable.tasks.style.data import Photographs
 from retable.tasks.style.files import images
 from retable.tasks.style.files.prepare import make_generated
 from retable.tasks.style.learner import build_learner, cost, keep, rate
+from retable.tasks.style.networks import transformer
 
 WAIT = 120
 predict = import_module("retable.tasks.style.predict").predict  # the package has a function of the module's name
@@ -333,6 +335,39 @@ def test_a_style_that_neither_is_known_nor_learnt_is_refused(storage, tmp_path):
         learner = build_learner([config], opened(storage, config), Worker())
         with contextlib.nullcontext() if fits else pytest.raises(UserError, match=r"of 1 styles, not 2; set .*=2"):
             learner.load_weights([one])
+
+
+def several_styles(*names, **changes):
+    return override(Config(), NETWORK | {"method.conditional": True, "style": names} | changes)
+
+
+def test_styles_that_are_kept_have_the_names_and_order_of_the_network_that_is_begun_with(storage):
+    """Another painting's scales and shifts would be kept under the name."""
+    before = several_styles("great_wave", "the_scream")
+    network = build_learner([before], opened(storage, before), Worker()).network
+    data = transformer.pack(network, {"paintings": before.style})
+    digest = hashlib.sha256(data).hexdigest()
+    storage.write(f"weights/{digest}.safetensors", data)
+    from_run = {"init": "parent", "init.overrides": list(differences(before, Config()).items())}
+    for init in (from_run, {"init": "weights", "init.sha256": digest}):
+        for names, fits in ((before.style, True), (before.style[::-1], False)):
+            config = several_styles(*names, "starry_night", **init, **{"method.new_styles": 1})
+            learner = build_learner([config], opened(storage, config), Worker())
+            refusal = pytest.raises(
+                UserError, match="of great_wave, the_scream; let style begin with them, in this order"
+            )
+            with contextlib.nullcontext() if fits else refusal:
+                learner.load_weights([network.state_dict()])
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_a_network_of_more_styles_is_no_beginning(storage, conditional):
+    three = several_styles("great_wave", "the_scream", "starry_night")
+    network = build_learner([three], opened(storage, three), Worker()).network
+    fewer = several_styles("great_wave", "the_scream", **{"method.conditional": conditional})
+    learner = build_learner([fewer], opened(storage, fewer), Worker())
+    with pytest.raises(UserError, match=rf"init: a network of 3 styles, not {1 + conditional}; name all"):
+        learner.load_weights([network.state_dict()])
 
 
 @pytest.mark.parametrize(
