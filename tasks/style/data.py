@@ -8,11 +8,12 @@ the same for any number of workers, from memory as from a stream.
 from __future__ import annotations
 
 import io
+import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -57,13 +58,19 @@ def is_picture(path: str) -> bool:
 def files_below(folder: Storage, path: str = "") -> dict[str, int]:
     """Return all files in a folder and those below it, sorted: path relative to `folder` -> bytes; no hidden ones.
 
-    Symbolic links are followed; an absent folder is empty.
+    Symbolic links are followed, to a folder by the shortest path to it alone; an absent folder is empty.
     """
     selector = fs.FileSelector(f"{folder.root}/{path}".rstrip("/"), allow_not_found=True, recursive=True)
     with disk_errors(f"{folder}/{path}"):
         infos = folder.retried(path, lambda: folder.filesystem.get_file_info(selector))
     start = len(folder.root) + 1
     files = {info.path[start:]: int(info.size) for info in infos if info.type == fs.FileType.File}
+    if folder.is_local:  # a link to a folder above leads to the same files again and again
+        real, first = cache(os.path.realpath), dict[tuple[str, str], str]()
+        for name in sorted(files, key=lambda name: (name.count("/"), name)):
+            where, _, base = f"{folder.root}/{name}".rpartition("/")
+            first.setdefault((real(where), base), name)
+        files = {name: files[name] for name in first.values()}
     return {name: files[name] for name in sorted(files) if not any(part[0] == "." for part in name.split("/"))}
 
 

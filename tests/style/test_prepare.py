@@ -131,6 +131,27 @@ def test_pictures_of_ones_own_in_the_generated_folder_are_not_removed(quick, sto
     assert place.exists("test/my only copy.jpg") and not place.exists("unfinished.json")
 
 
+@pytest.mark.parametrize(
+    "path", ["training/IMG_1.heic", "training/film.mp4", "test/mine.gif", "paintings/the_scream.jpg", "clip.mp4"]
+)
+def test_files_of_ones_own_in_a_folder_called_generated_are_not_replaced(quick, storage, path):
+    place = folder(storage, "generated")
+    place.write(path, b"mine")
+    with pytest.raises(UserError, match=f"{path}: not of this set, which is made anew; move it to the same place in"):
+        prepare(Config(data="generated"), storage)
+    assert contents(place) == {path: hashlib.sha256(b"mine").hexdigest()}
+
+
+def test_a_generated_set_is_made_anew_beside_paintings_of_ones_own(quick, storage):
+    prepare(Config(data="generated"), storage)
+    place = folder(storage, "generated")
+    place.remove("dataset.json")
+    picture(Path(place.root, "paintings/sunflowers.png"))
+    before = place.read("paintings/sunflowers.png")
+    prepare(Config(data="generated"), storage)
+    assert place.exists("dataset.json") and place.read("paintings/sunflowers.png") == before
+
+
 def test_prepare_says_where_to_get_coco(storage):
     with pytest.raises(UserError) as error:
         prepare(Config(), storage)
@@ -197,6 +218,8 @@ def test_coco_must_be_whole_to_be_called_so(storage, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="4 training pictures, not COCO 2017's 118,287"):
         prepare(Config(), storage)
     monkeypatch.setattr(module, "COCO_PHOTOGRAPHS", 4)
+    with pytest.raises(UserError, match=r"4 test photographs, not 100; unzip val2017\.zip there too"):
+        prepare(Config(), storage)
     monkeypatch.setattr(module, "COCO_TESTS", 3)
     prepare(Config(), storage)
     info = storage.read_json("data/style/coco2017/dataset.json")
@@ -312,6 +335,25 @@ def test_videos_that_cannot_be_played_are_no_pictures_to_train_on(album, storage
     assert place.read_json("dataset.json") == info  # what was there is there
 
 
+def test_an_import_by_another_name_of_its_own_target_removes_nothing(album, storage, tmp_path):
+    place = folder(storage, "mine")
+    import_folder(album, place, "mine", 4)
+    before = contents(place)
+    (tmp_path / "link").symlink_to(place.root)
+    with pytest.raises(UserError, match="0 sound pictures"):
+        import_folder(tmp_path / "link", place, "mine", 0)
+    assert contents(place) == before
+
+
+def test_a_link_to_a_folder_above_multiplies_no_pictures(tmp_path):
+    picture(tmp_path / "a/x.png")
+    picture(tmp_path / "b/x.png")
+    (tmp_path / "a/above").symlink_to(tmp_path)
+    (tmp_path / "b/self").symlink_to(".")
+    (tmp_path / "b/y.png").symlink_to(tmp_path / "a/x.png")
+    assert list(data.files_below(Storage.open(tmp_path))) == ["a/x.png", "b/x.png", "b/y.png"]
+
+
 def test_an_import_leaves_out_its_own_target(album):
     inside = Storage.open(album / "results")
     for _ in range(2):
@@ -335,6 +377,17 @@ def test_a_video_contributes_every_nth_frame_to_training(storage, tmp_path):
     assert "broken.mp4" in line
 
 
+def test_videos_of_cameras_are_imported_and_small_ones_left_out(storage, tmp_path):
+    album = tmp_path / "videos"
+    album.mkdir()
+    clip(tmp_path / "a.mp4").rename(album / "00001.MTS")
+    clip(album / "small.mp4", height=16)
+    info = import_folder(album, folder(storage, "mine"), "mine", 0)
+    assert folder(storage, "mine").list("training/videos") == ["00001"] and info["training"] == 1
+    (line,) = info["left_out"]
+    assert line.endswith("small.mp4: 48 x 16 pixels: too small, 32 are needed")
+
+
 @pytest.mark.parametrize("name", ["generated", "coco2017"])
 def test_an_import_takes_no_name_that_tables_use(album, storage, name):
     with pytest.raises(UserError, match=f"--name {name}: .* choose another"):
@@ -348,13 +401,13 @@ def test_no_pictures_are_made_under_the_name_of_coco(storage):
     assert not storage.exists("data")
 
 
-def clip(path, turn=0, transfer=2, primaries=2, levels=None):
+def clip(path, turn=0, transfer=2, primaries=2, levels=None, height=32):
     """Write a lossless clip of a picture: 8 bits, or HDR's 10."""
-    picture = np.zeros((32, 48, 3), np.uint8)
+    picture = np.zeros((height, 48, 3), np.uint8)
     picture[:16] = 200, 40, 40
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264" if levels is None else "ffv1", rate=25)
-        stream.width, stream.height = 48, 32
+        stream.width, stream.height = 48, height
         stream.pix_fmt = "yuv444p" if levels is None else "yuv444p10le"
         if turn:
             stream.set_display_rotation(turn)

@@ -33,7 +33,7 @@ def defect(data: bytes) -> str | None:
             width, height = picture.size
             if width * height > images.PIXELS:
                 return f"{width} x {height} pixels: too large"
-            if small := _too_small(width, height):
+            if small := too_small(width, height):
                 return small
             images.named_matrix(picture, data)  # refuses HDR, as reading it as a photograph or painting does
             picture.load()
@@ -55,10 +55,11 @@ def defect_of_other(data: bytes) -> str | None:
         height, width = images.read(data).pixels.shape[:2]
     except UserError as error:
         return str(error).removeprefix("the picture: ")
-    return _too_small(width, height)
+    return too_small(width, height)
 
 
-def _too_small(width: int, height: int) -> str | None:
+def too_small(width: int, height: int) -> str | None:
+    """Return what is wrong with a picture of this size; None where it is large enough."""
     return None if min(width, height) >= SMALLEST else f"{width} x {height} pixels: too small, {SMALLEST} are needed"
 
 

@@ -27,7 +27,7 @@ from retable.tasks.style.config import Config
 from retable.tasks.style.data import INDEX, SUFFIXES, files_below, is_picture, pictures_below, threaded
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.files import videos as video_files
-from retable.tasks.style.files.check import defect
+from retable.tasks.style.files.check import defect, too_small
 
 GENERATED = "generated"
 PHOTOGRAPHS = 400
@@ -41,7 +41,10 @@ UNFINISHED = "unfinished.json"
 """Lies in a folder while it is being written."""
 SAMPLED = 4096
 """Bytes at a file's beginning and end that the data set's digest covers; its checksum covers all of them."""
-VIDEOS = (".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v")
+VIDEOS = (
+    *(".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v", ".3gp"),
+    *(".mts", ".m2ts", ".mpg", ".mpeg", ".wmv", ".flv", ".ogv"),
+)
 QUALITY = 95
 """Of JPEGs written here, of 100."""
 
@@ -121,7 +124,7 @@ def _refuse(
     target: Storage,
     name: str,
     training: Mapping[str, int],
-    tests: Iterable[str],
+    tests: Mapping[str, int],
     everything: Mapping[str, int],
 ) -> None:
     if not training:
@@ -129,6 +132,8 @@ def _refuse(
     if name == COCO and len(training) != COCO_PHOTOGRAPHS:
         wrong = f"{len(training):,} training pictures, not COCO 2017's {COCO_PHOTOGRAPHS:,}"
         raise UserError(f"{target}: {wrong}; unzip train2017.zip again, or choose another name")
+    if name == COCO and len(tests) < COCO_TESTS:
+        raise UserError(f"{target}: {len(tests)} test photographs, not {COCO_TESTS}; unzip val2017.zip there too")
     if empty := [path for path, size in everything.items() if not size]:
         more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
         raise UserError(f"{target}/{empty[0]}: zero bytes{more}; `retable data check style {target}` lists all defects")
@@ -158,7 +163,7 @@ def make_generated(dataset: Storage, name: str, photographs: int, seed: int) -> 
 
     _check_own(dataset, name, "generated")
     if foreign := _foreign(dataset):
-        mine = "move it to training/ or test/ of a folder of your own beside it, NAME, and --set data=NAME"
+        mine = "move it to the same place in a folder of your own beside it, NAME, and --set data=NAME"
         raise UserError(f"{dataset}/{foreign[0]}: not of this set, which is made anew; {mine}")
     _begin(dataset, "make", "style", "--name", name, "--photographs", str(photographs), "--seed", str(seed))
     dataset.write("clip.mp4", generate.clip(seed))
@@ -190,11 +195,16 @@ def _check_own(dataset: Storage, name: str, source: str) -> None:
 
 
 def _foreign(dataset: Storage) -> list[str]:
-    """Return the pictures in a generated set's folder that no generator has put there."""
+    """Return the files in a generated set's folder that no generator has put there, and that would be lost."""
     photographs = "|".join(re.escape(path.name) for path in assets.photographs().values())
     ours = re.compile(rf"training/\d{{6}}\.jpg|test/({photographs}|landscape_\d+\.jpg)")
-    there = [*pictures_below(dataset, "training"), *pictures_below(dataset, "test")]
-    return [path for path in there if not ours.fullmatch(path)]
+    foreign = [path for top in ("training", "test") for path in files_below(dataset, top) if not ours.fullmatch(path)]
+    for name in assets.PAPER:
+        path = f"paintings/{name}.jpg"
+        if dataset.exists(path) and dataset.read(path) != assets.paintings()[name].read_bytes():
+            foreign.append(path)
+    begun = dataset.exists(INDEX) or dataset.exists(UNFINISHED)
+    return foreign if begun or not dataset.exists("clip.mp4") else [*foreign, "clip.mp4"]
 
 
 def _begin(dataset: Storage, *words: str) -> None:
@@ -235,8 +245,9 @@ def import_folder(source: Path, dataset: Storage, name: str, tests: int = 10, ev
 
 def _import(source: Path, dataset: Storage, name: str, tests: int, every: int, converted: Path) -> dict[str, Any]:
     origin = Storage.open(source)
-    inside = f"{dataset.root}/" if dataset.is_local else None  # the target may lie in the folder that is imported
-    files = [path for path in files_below(origin) if not (inside and f"{origin.root}/{path}".startswith(inside))]
+    # The target may lie in the folder that is imported, or be that folder by another name.
+    inside = f"{os.path.realpath(dataset.root)}/" if dataset.is_local else "no folder"
+    files = [path for path in files_below(origin) if not os.path.realpath(f"{origin.root}/{path}").startswith(inside)]
     pictures = [path for path in files if Path(path).suffix.lower() in images.SUFFIXES]
     videos = [path for path in files if Path(path).suffix.lower() in VIDEOS]
     sound, left_out = _sound(origin, pictures, name, converted)
@@ -276,8 +287,11 @@ def _playable(origin: Storage, videos: list[str]) -> tuple[list[str], list[str]]
     for path in videos:
         try:
             with closing(video_frames(Path(origin.root) / path, 1)) as frames:
-                next(frames)
-            playable.append(path)
+                _, pixels = next(frames)
+            if small := too_small(pixels.shape[1], pixels.shape[0]):
+                left_out.append(f"{origin.root}/{path}: {small}")
+            else:
+                playable.append(path)
         except StopIteration:
             left_out.append(f"{origin.root}/{path}: no frames")
         except (av.FFmpegError, UserError) as error:
