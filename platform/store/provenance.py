@@ -122,14 +122,19 @@ def device_name() -> str:
     return processor_name()
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use: a container or `taskset` may leave it fewer than all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def processor_name() -> str:
-    """Return the name of this machine's processor and the number of its cores."""
+    """Return the name of this machine's processor and the number of cores that this process may use."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         model = platform.processor() or platform.machine()
-    return f"{model}, {os.cpu_count()} cores"
+    return f"{model}, {cores()} cores"
 
 
 def here() -> dict[str, str]:

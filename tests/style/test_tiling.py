@@ -83,8 +83,12 @@ def test_threads_are_pytorchs_where_nothing_is_said(monkeypatch, tmp_path):
     (tmp_path / "proc/self/task/2").mkdir()
     (tmp_path / "proc/self/task/2/stat").write_text("1 (b) S 2 3")
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert tiling.free_threads() == 6  # of three that run one is ours
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2}, raising=False)
+    assert tiling.free_threads() == 2  # the others have six cores to themselves
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert tiling.free_threads() == 4
 

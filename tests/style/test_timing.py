@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -57,7 +58,7 @@ def called(monkeypatch):
         return [float(n) for n in range(1, 7)]
 
     monkeypatch.setattr(timing, "timed", six)
-    monkeypatch.setattr(timing.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5}, raising=False)
     return seen
 
 

@@ -5,7 +5,6 @@ Nothing is trained, and nothing but pictures is read: backbones have random weig
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +17,7 @@ from torch.nn import functional
 
 from retable.platform.config import override
 from retable.platform.spec.task import Source
+from retable.platform.store.provenance import cores
 from retable.platform.train.worker import best_device, threads
 from retable.tasks.style.apply.measurements import BUDGET, SHIPPED
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation, version1
@@ -195,8 +195,8 @@ def summary(name: str, times: list[float]) -> dict[str, float]:
 
 
 def all_cores() -> AbstractContextManager[None]:
-    """Return a context in which torch uses every core: a measurement has its node to itself."""
-    return threads(os.cpu_count() or 1)
+    """Return a context in which torch uses every core that it may: a measurement has its node to itself."""
+    return threads(cores())
 
 
 def seconds_of_versions(

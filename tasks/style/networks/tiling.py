@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from retable.platform.store.provenance import cores
 from retable.platform.train.worker import threads
 from retable.tasks.style.networks import winograd
 from retable.tasks.style.networks.network import Features, Image, Layer, Range, Statistics, TransformerNetwork
@@ -180,7 +181,7 @@ def free_threads() -> int:
     except (OSError, IndexError, ValueError):
         return most
     ours = sum(stat.rsplit(")", 1)[-1].split()[:1] == ["R"] for stat in stats)
-    return max(1, min(most, (os.cpu_count() or 1) - max(0, running - ours)))
+    return max(1, min(most, cores(), (os.cpu_count() or 1) - max(0, running - ours)))
 
 
 def undisturbed() -> AbstractContextManager[None]:

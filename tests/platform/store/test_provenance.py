@@ -2,13 +2,14 @@
 
 import calendar
 import json
-import os
 import platform
 import subprocess
+import sys
 import time
 from importlib import metadata
 from pathlib import Path
 
+import psutil
 import pytest
 
 import retable.tasks
@@ -104,8 +105,15 @@ def test_versions_are_those_of_what_is_installed():
 
 
 def test_the_device_is_this_machines_processor():
-    name = provenance.device_name()
-    assert name.endswith(f", {os.cpu_count()} cores") and len(name) > len(f", {os.cpu_count()} cores")
+    name, cores = provenance.device_name(), len(psutil.Process().cpu_affinity())
+    assert name.endswith(f", {cores} cores") and len(name) > len(f", {cores} cores")
+
+
+def test_the_device_has_the_cores_that_this_process_may_use():
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    code += "from retable.platform.store import provenance; print(provenance.processor_name())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.endswith(", 1 cores\n")
 
 
 @pytest.mark.parametrize(
