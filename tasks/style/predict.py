@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.train.worker import best_device
@@ -74,6 +75,9 @@ def evaluate(
 
     Of version 2 also `photograph_style_error`, that of the photographs as they are, and `lattice`, the worst (see
     `judge.lattice`) where results have 64 pixels each way: what a network is compared with before it counts as trained.
+
+    Raises:
+        UserError: where a photograph is too small for the judge, as a panorama is at the view's size.
     """
     arrays = summaries["all"]
     judge = build(view.judge, 0, source.storage)
@@ -81,7 +85,12 @@ def evaluate(
     aimed = [arrays[f"painting/{style}"] for style in aims(config, view)]
     blend = config.blend if len(aimed) > 1 else ()
     made = {name: images.fit(pixels := arrays[f"stylised/{name}"], least(pixels)) for name in names}
-    seen = [errors(judge, made[name], arrays[f"photograph/{name}"], aimed, blend) for name in names]
+    seen = []
+    for name in names:
+        try:
+            seen.append(errors(judge, made[name], arrays[f"photograph/{name}"], aimed, blend))
+        except UserError as error:
+            raise UserError(f"photograph {name}: {error}, or name others in view.content") from error
     style, content = np.mean(seen, axis=0)
     scores = {"style_error": float(style), "content_error": float(content)}
     if isinstance(config.method, OptimiseImage):

@@ -282,6 +282,19 @@ def test_the_lattice_of_a_large_picture_is_seen_at_its_own_size(storage):
     assert found[0] < 20 and found[1] > 1e3
 
 
+def test_a_photograph_that_is_too_narrow_for_the_judge_is_named(storage):
+    task, source, config = find("style"), Source.of(storage, "style/tiny"), override(Config(), NETWORK)
+    narrow, plain = np.zeros((5, 256, 3), np.uint8), np.zeros((64, 64, 3), np.uint8)
+    arrays = {
+        f"{what}/{name}": made for what in ("stylised", "photograph") for name, made in (("a", plain), ("pano", narrow))
+    }
+    arrays[f"painting/{config.style[0]}"] = plain
+    with pytest.raises(
+        UserError, match=r"photograph pano: 5 x 256 pixels are too few .*, or name others in view\.content"
+    ):
+        task.evaluate(config, View(epoch=1), {"all": arrays}, source)
+
+
 @pytest.mark.parametrize("kind", ["vgg16", "squeezenet"])
 def test_a_backbone_without_a_small_version_is_refused(kind):
     with pytest.raises(UserError, match="weights small are of vgg19 and alexnet"):
