@@ -1,5 +1,6 @@
 import json
 import math
+import tracemalloc
 from types import SimpleNamespace
 
 import cv2
@@ -353,6 +354,21 @@ def test_a_container_has_no_more_memory_than_its_limit(tmp_path, monkeypatch, ve
     monkeypatch.setattr(memory, "_CONTROL", tmp_path)
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**6))
     assert memory.free_bytes() == (400 if version else 10**6)
+
+
+def test_regions_of_a_large_mask_take_little_memory():
+    colours = ("ff0000", "0000ff", "00ff00")
+    pixels = noise(600, 800)
+    tracemalloc.start()
+    shares = Mask(pixels, colours).shares(60, 80)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30 * 600 * 800, "it was 144 bytes a pixel"
+    wanted = np.array([list(bytes.fromhex(colour)) for colour in colours])
+    for n, share in enumerate(shares):
+        distances = np.abs(pixels[:, :, None].astype(int) - wanted).max(-1)
+        mine = ((distances.argmin(-1) == n) & (distances[..., n] <= 64)).reshape(60, 10, 80, 10).mean((1, 3))
+        assert np.abs(share - mine).max() < 1e-6
 
 
 def test_what_a_masks_transparency_hides_is_not_stylised(tmp_path):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +49,31 @@ class Mask:
     """Its transparency, 0 to 255: what is not there is of no style."""
 
     def shares(self, height: int, width: int) -> list[Share]:
-        """Return what each style has of each pixel of a picture of this size, in [0, 1]; what is left, it keeps."""
-        if self.colours == [""]:
-            return [self._stretched(self.pixels.astype(np.float32) @ images.LUMA / 255, height, width)]
-        wanted = np.array([[int(one[at : at + 2], 16) for at in (0, 2, 4)] for one in self.colours])
-        distances = np.abs(self.pixels[..., None, :].astype(np.int16) - wanted).max(-1)
-        nearest = distances.argmin(-1)
-        mine = [(nearest == n) & (distances[..., n] <= NEAR) for n in range(len(wanted))]
-        return [self._stretched(one.astype(np.float32), height, width) for one in mine]
+        """Return what each style has of each pixel of a picture of this size, in [0, 1]; what is left, it keeps.
 
-    def _stretched(self, share: Share, height: int, width: int) -> Share:
+        Change it not: the last answer is kept.
+        """
+        return _shares(self, height, width)
+
+    def stretched(self, share: Share, height: int, width: int) -> Share:
+        """Return a share of each of the mask's pixels, less its transparency, at another size."""
         if self.alpha is not None:
             share = share * (self.alpha.astype(np.float32) / 255)
         shrinks = height <= share.shape[0] and width <= share.shape[1]
         how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
         return np.clip(np.asarray(cv2.resize(share, (width, height), interpolation=how)), 0, 1)
+
+
+@lru_cache(maxsize=1)  # a batch's pictures and a video's frames have one size
+def _shares(mask: Mask, height: int, width: int) -> list[Share]:
+    if mask.colours == [""]:
+        return [mask.stretched(mask.pixels.astype(np.float32) @ images.LUMA / 255, height, width)]
+    wanted = np.array([[int(one[at : at + 2], 16) for at in (0, 2, 4)] for one in mask.colours], np.int16)
+    pixels = mask.pixels.astype(np.int16)  # a mask may be as large as a photograph: no wider, and colour by colour
+    distances = np.stack([np.abs(pixels - colour).max(-1) for colour in wanted])
+    nearest = distances.argmin(0)
+    mine = ((nearest == n) & (distance <= NEAR) for n, distance in enumerate(distances))
+    return [mask.stretched(one.astype(np.float32), height, width) for one in mine]
 
 
 def open_mask(path: Path | None, colours: Sequence[str]) -> Mask | None:

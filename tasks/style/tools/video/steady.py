@@ -30,7 +30,7 @@ from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.tiling import Precision
 from retable.tasks.style.networks.transformer import Statistics, TransformerNetwork
 from retable.tasks.style.tools.pictures.memory import shortage_told
-from retable.tasks.style.tools.pictures.regions import Mask, Share, compose
+from retable.tasks.style.tools.pictures.regions import Mask, compose
 from retable.tasks.style.tools.pictures.stylise import scaled
 from retable.tasks.style.tools.video.video import Pictures, Piece, Stylise, on_cluster
 
@@ -183,18 +183,14 @@ class Regional:
 
     def __init__(self, stylists: Sequence[Callable[[Piece], Pictures]], mask: Mask, strength: float = 1.0) -> None:
         self.stylists, self.mask, self.strength = stylists, mask, strength
-        self.shape: tuple[int, int] | None = None
-        self.shares: list[Share] = []
 
     def __call__(self, piece: Piece) -> Pictures:
         """Stylise a piece by each in turn, put the regions together, and mix in a share of the photographs."""
         made = [stylist(piece).permute(0, 2, 3, 1).numpy() for stylist in self.stylists]
         frames = piece.pictures.permute(0, 2, 3, 1).numpy()
-        shape = frames.shape[1], frames.shape[2]
-        if shape != self.shape:
-            self.shape, self.shares = shape, self.mask.shares(*shape)
+        shares = self.mask.shares(*frames.shape[1:3])
         together = [
-            images.mix(compose(frame, several, self.shares), frame, self.strength)
+            images.mix(compose(frame, several, shares), frame, self.strength)
             for frame, several in zip(frames, zip(*made, strict=True), strict=True)
         ]
         return torch.from_numpy(np.stack(together)).permute(0, 3, 1, 2).contiguous()
