@@ -390,10 +390,14 @@ def _received(filesystem: fs.FileSystem, root: str, reads: bool, writes: bool) -
 
 
 def _fsspec(uri: str) -> tuple[fs.FileSystem, str]:
+    """Return an fsspec file system without a cache of listings, which would hide what other processes write."""
     import fsspec
 
     try:
-        filesystem, root = fsspec.core.url_to_fs(uri)
+        try:
+            filesystem, root = fsspec.core.url_to_fs(uri, use_listings_cache=False)
+        except TypeError:  # sftp's hands what it does not know on to its client
+            filesystem, root = fsspec.core.url_to_fs(uri)
     except (ImportError, ValueError, OSError) as error:
         raise UserError(f"--storage {uri}: {error}") from error
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root

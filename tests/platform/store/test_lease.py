@@ -9,8 +9,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import fsspec
 import psutil
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from retable.platform.errors import Unreachable, UserError
 from retable.platform.store import lease as attempt
@@ -123,6 +125,39 @@ def test_one_that_let_go_is_over_wherever_it_was(folder):
     acquire(folder, "a", 0)
     elsewhere(folder, state="released")
     assert StaleLeaseWatcher(folder).poll() == 1 and acquire(folder, "b", 0).number == 2
+
+
+class Bucket(MemoryFileSystem):
+    """A bucket whose listings are cached as gcsfs, adlfs and ossfs do; each opening is like another process's."""
+
+    protocol = "bucket"
+    cachable = False
+    find, walk = fsspec.AbstractFileSystem.find, fsspec.AbstractFileSystem.walk
+
+    def ls(self, path, detail=True, **_):
+        path = self._strip_protocol(path)
+        if path not in self.dircache:
+            self.dircache[path] = super().ls(path)
+        found = self.dircache.get(path) or super().ls(path)
+        return found if detail else [info["name"] for info in found]
+
+    def _open(self, path, mode="rb", **named):
+        self.dircache.clear()
+        return super()._open(path, mode, **named)
+
+    def mv(self, *paths, **named):
+        super().mv(*paths, **named)
+        self.dircache.clear()
+
+
+def test_a_lease_that_another_process_took_is_seen_where_listings_are_cached():
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    name = f"bucket://{os.urandom(8).hex()}"
+    ours, theirs = (RunFolder(Storage.open(name), "line", "0") for _ in range(2))
+    first = acquire(ours, "a", 0)
+    assert first.owns() and newest_number(theirs) == 1
+    second = acquire(theirs, "b", 0, dead=1)
+    assert second.owns() and not first.owns()
 
 
 def test_a_run_that_nobody_has_is_free(folder):

@@ -12,10 +12,11 @@ from pathlib import Path
 import boto3
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from moto.server import ThreadedMotoServer
 
 from retable.platform.errors import UserError
-from retable.platform.plan.gc import scratch, unused_bundles
+from retable.platform.plan.gc import unused_bundles
 from retable.platform.store import patience
 from retable.platform.store.storage import Storage
 
@@ -183,6 +184,21 @@ def test_a_storage_is_named_without_its_secrets(bucket):
 )
 def test_a_uri_that_cannot_be_opened_is_refused_without_its_secrets(uri):
     assert not any(word in refused(lambda: Storage.open(uri)) for word in ("SEC", "RET@", "KEY"))
+
+
+def test_a_file_system_that_takes_no_options_is_opened():
+    """As sftp's, whose client refuses what it does not know."""
+
+    class Plain(MemoryFileSystem):
+        protocol = "plain"
+
+        def __init__(self):
+            super().__init__()
+
+    fsspec.register_implementation("plain", Plain, clobber=True)
+    storage = Storage.open(f"plain://{uuid.uuid4().hex}")
+    storage.write("a", b"1")
+    assert storage.read("a") == b"1"
 
 
 def test_folders_are_named_and_nothing_else(place):
@@ -398,7 +414,9 @@ def test_a_plan_asks_again_too(tmp_path, monkeypatch, method, error, name):
         assert getattr(shaky, method)(path) == expected and not left
 
 
-@pytest.mark.parametrize("ask", [lambda storage: dict(storage.files("runs")), scratch, lambda s: unused_bundles(s, [])])
+@pytest.mark.parametrize(
+    "ask", [lambda s: dict(s.files("runs")), lambda s: dict(s.files(".ray")), lambda s: unused_bundles(s, [])]
+)
 @pytest.mark.parametrize("error", [AWAY[2], DENIED[1]], ids=["503", "403"])
 def test_files_are_listed_again_too(tmp_path, monkeypatch, error, ask):
     """For `retable gc`, `retable show` and the estimate of a plan."""
