@@ -7,6 +7,7 @@ Johnson et al. 2016 and the PyTorch example (version 2), and is a field.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -90,6 +91,7 @@ class Objective:
     """Size at which the content is compared: 0 the image's, 1 a half of it, and so on."""
 
     def __post_init__(self) -> None:
+        check(self, "content_weight", "style_weight", "variation_weight", least=0)
         if self.layer_weights and len(self.layer_weights) != len(self.style_layers):
             raise ValueError(f"{len(self.layer_weights)} layer_weights for {len(self.style_layers)} style_layers")
         if not 1 <= self.octaves <= 6:
@@ -110,12 +112,19 @@ class Lbfgs:
     history: int = 20
     """Pairs of vectors kept: 2 * history * pixels * 3 floats."""
 
+    def __post_init__(self) -> None:
+        check(self, "history")
+        check(self, "learning_rate", least=0, above=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
     """Adam on pixels in [0, 1]."""
 
     learning_rate: float = 0.02
+
+    def __post_init__(self) -> None:
+        check(self, "learning_rate", least=0, above=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +134,9 @@ class Sgd:
     learning_rate: float = 1.0
     normalise_gradient: bool = False
     """Whether each step's gradient is divided by its mean magnitude, with which it works."""
+
+    def __post_init__(self) -> None:
+        check(self, "learning_rate", least=0, above=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +161,9 @@ class OptimiseImage:
     def __post_init__(self) -> None:
         if self.size < 16 or any(scale < 16 for scale in self.scales):
             raise ValueError(f"size {min(self.size, *self.scales, self.size)} is below 16 pixels")
+        if any(scale > self.size for scale in self.scales):
+            raise ValueError(f"scales {list(self.scales)} are not all below size {self.size}, which is the last")
+        check(self, "style_scale", least=0, above=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +181,9 @@ class Texture:
     """Times the loss of these layers, by the objective's convention and criterion."""
     crop: int = 128
     """Side of the part, in pixels; its place is drawn anew for each step."""
+
+    def __post_init__(self) -> None:
+        check(self, "style_weight", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +248,9 @@ class TrainNetwork:
 
     def __post_init__(self) -> None:
         check(self, "filters", "batch")
+        check(self, "learning_rate", least=0, above=True)
+        check(self, "new_styles", "gradient_norm", "style_size", least=0)
+        check(self, "steady_weight", "saturation_weight", "lattice_weight", "tone_weight", "spike_weight", least=0)
         if self.size < 32:
             raise ValueError(f"size {self.size} is below 32 pixels")
         if not 0 <= self.shift <= self.size - 32:
@@ -276,9 +297,11 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self, "epochs", "steps")
+        check(self, "seed", least=0)
         if not self.style:
             raise ValueError("style names no painting")
-        if self.blend and (len(self.blend) != len(self.style) or min(self.blend) < 0 or sum(self.blend) <= 0):
+        shares = sum(self.blend)
+        if self.blend and (len(self.blend) != len(self.style) or min(self.blend) < 0 or not 0 < shares < math.inf):
             raise ValueError(f"blend {list(self.blend)} should hold {len(self.style)} weights, not negative")
         if self.blend and isinstance(self.method, TrainNetwork) and self.method.conditional:
             raise ValueError("blend: a conditional network learns each painting by itself; blend them at `style image`")
@@ -315,6 +338,6 @@ class View:
     """The network by which results are scored: another one than was trained with."""
 
     def __post_init__(self) -> None:
-        check(self, "size", least=0)
+        check(self, "size", "epoch", least=0)
         if not 0 <= self.strength <= 1:
             raise ValueError(f"strength {self.strength} is outside [0, 1]")

@@ -80,7 +80,7 @@ def evaluate(
         UserError: where a photograph is too small for the judge, as a panorama is at the view's size.
     """
     arrays = summaries["all"]
-    judge = build(view.judge, 0, source.storage)
+    judge = build(view.judge, judge_seed(config, view), source.storage)
     names = [key.removeprefix("stylised/") for key in arrays if key.startswith("stylised/")]
     aimed = [arrays[f"painting/{style}"] for style in aims(config, view)]
     blend = config.blend if len(aimed) > 1 else ()
@@ -103,10 +103,31 @@ def evaluate(
     return scores
 
 
+def judge_seed(config: Config, view: View) -> int:
+    """Return the seed of the judge's random weights: 0, or another where the pictures were made with that network.
+
+    Raises:
+        UserError: where the judge is the trained network that they were made with.
+    """
+    judge, parts = view.judge, (config.method, getattr(config.method, "texture", None))
+    used = [part.backbone for part in parts if part is not None and hasattr(part, "backbone")]
+    if not any((type(one), one.weights) == (type(judge), judge.weights) for one in used):
+        return 0
+    if judge.weights != "random":
+        raise UserError("view.judge: is the network that the pictures were made with; choose another")
+    return int(config.seed == 0)
+
+
 def aims(config: Config, view: View) -> tuple[str, ...]:
-    """Return the paintings that a picture is to look like: all of them, or the one of a conditional network."""
+    """Return the paintings that a picture is to look like: all of them, or the one of a conditional network.
+
+    Raises:
+        UserError: where the view names one, and the network is not conditional.
+    """
     if isinstance(config.method, TrainNetwork) and config.method.conditional:
         return (view.painting or config.style[0],)
+    if view.painting:
+        raise UserError(f"view.painting: {view.painting} is of a network with several styles; leave it out")
     return config.style
 
 

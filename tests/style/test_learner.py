@@ -21,15 +21,17 @@ from retable.platform.store.storage import Storage
 from retable.platform.train.loop import train
 from retable.platform.train.worker import Worker
 from retable.tasks.style import losses
-from retable.tasks.style.config import Config, View
+from retable.tasks.style.config import Config, Squeezenet, View
 from retable.tasks.style.data import Photographs
 from retable.tasks.style.files import images
 from retable.tasks.style.files.prepare import make_generated
 from retable.tasks.style.learner import build_learner, cost, keep, rate
 from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks.backbones import build
 
 WAIT = 120
-predict = import_module("retable.tasks.style.predict").predict  # the package has a function of the module's name
+module = import_module("retable.tasks.style.predict")  # the package has a function of the module's name
+predict, judge_seed = module.predict, module.judge_seed
 RANDOM = {
     "data": "tiny",
     "method.backbone": "squeezenet",
@@ -293,6 +295,26 @@ def test_a_photograph_that_is_too_narrow_for_the_judge_is_named(storage):
         UserError, match=r"photograph pano: 5 x 256 pixels are too few .*, or name others in view\.content"
     ):
         task.evaluate(config, View(epoch=1), {"all": arrays}, source)
+
+
+def test_the_judge_is_never_the_network_that_pictures_were_made_with():
+    made = override(Config(), {"method.backbone": "squeezenet", "method.backbone.weights": "random"})
+    view = View()
+    for seed in (0, 1):
+        config = override(made, {"seed": seed})
+        own, judge = build(config.method.backbone, seed, None), build(view.judge, judge_seed(config, view), None)
+        assert not torch.equal(own.features[0].weight, judge.features[0].weight)
+    other = override(Config(), {"method.backbone.weights": "random"})
+    assert judge_seed(other, view) == judge_seed(override(Config(), {"method": "zoo_network"}), view) == 0
+    texture = {"method.texture": "texture", "method.texture.backbone": "squeezenet"}
+    for config in (override(Config(), texture), override(Config(), {"method.backbone": "squeezenet"})):
+        with pytest.raises(UserError, match=r"view\.judge: is the network that the pictures were made with"):
+            judge_seed(config, View(judge=Squeezenet()))
+
+
+def test_a_painting_of_a_network_of_one_style_is_refused(storage):
+    with pytest.raises(UserError, match=r"view\.painting: the_scream is of a network with several styles"):
+        predict(override(Config(), NETWORK), View(painting="the_scream"), {}, Source.of(storage, "style/tiny"), "all")
 
 
 @pytest.mark.parametrize("kind", ["vgg16", "squeezenet"])
