@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Literal, get_args
 
 from retable.platform.config import describe
-from retable.platform.errors import UserError, disk_errors, nearest
+from retable.platform.errors import Unreachable, UserError, disk_errors, nearest
 from retable.platform.store.cache import Entry, Index, Snapshot, gc_paused, is_text, listed
 from retable.platform.store.lease import STALE_SECONDS
 from retable.platform.store.run import RunFolder, outcome_of
@@ -28,8 +30,6 @@ State = Literal["finished", "diverged", "running", "stale", "incomplete", "faile
 """`stale`: in training, with a heartbeat older than two minutes. `incomplete`: unfinished, and no process owns it."""
 _FORMER_STATES = {"silent": "stale", "stopped": "incomplete", "damaged": "corrupt"}
 """Words of earlier versions, which `--state` still accepts."""
-FEW = 500
-"""Most changed runs of a local storage that are listed one by one; for more, all files are listed at once."""
 READERS = 16
 """Files that are read at once: a bucket's time is waiting."""
 _KEPT = ("started", "host", "scale", "commit", "dirty", "device")
@@ -123,11 +123,14 @@ def _runs_of(
         else:
             known.size = sum(size for size, _ in files.values()) if files else known.size
             runs.append(known)
-    for run, known_files in changed.items():
-        if known_files is None:
-            few = len(changed) <= FEW
-            path = f"{folder}/{run}"
-            changed[run] = dict(listed(storage.filesystem, f"{storage.root}/{path}")) if few else taken.below(path)
+    for run in [run for run, files in changed.items() if files is None]:
+        try:
+            changed[run] = _files_of(storage / f"{folder}/{run}")
+        except Unreachable:
+            raise
+        except UserError as error:  # another user's, perhaps; the others are listed
+            del changed[run]
+            runs.append(Run(run, task, "corrupt", str(error), changed=times[run] / 1e9))
     now = max([time.time(), *(when / 1e9 for files in changed.values() for _, when in (files or {}).values() if when)])
     with ThreadPoolExecutor(READERS) as readers:
         looks = [(RunFolder(storage, task, run), files or {}, index, times[run], now) for run, files in changed.items()]
@@ -136,6 +139,12 @@ def _runs_of(
             if done and not count % 100:
                 done(count, len(looks))
     return runs, set(times)
+
+
+def _files_of(folder: Storage) -> Files:
+    """Return the files of a run on a local storage. Names are shared: many runs have the same ones."""
+    with disk_errors(str(folder)):
+        return {sys.intern(name): stamp for name, stamp in listed(folder.filesystem, folder.root)}
 
 
 def _folder_times(storage: Storage, path: str) -> dict[str, int]:
@@ -231,7 +240,8 @@ def look_at(folder: RunFolder, files: Files, index: Index, when: int, now: float
         kept = {"result.json": result, "config.json": config, "provenance.json": made}
         note = {name: [*files[name], value] for name, value in kept.items() if name in files}
         index.note(folder.fingerprint, note, when, size)
-        return finished(folder.task, folder.fingerprint, result, config, made, files["result.json"][1] / 1e9, size)
+        at = (files["result.json"][1] or 0) / 1e9  # some storages report no times
+        return finished(folder.task, folder.fingerprint, result, config, made, at, size)
     except UserError as error:
         run.state, run.why = "corrupt", str(error)
     except FileNotFoundError:
@@ -255,7 +265,7 @@ def unfinished(run: Run, folder: RunFolder, files: Files, config: Record, made: 
         why = str(folder.folder.read_record("failure.json", {"why": str})["why"])
         run.state, run.why = "failed", " ".join(why.split())
     elif attempt.get("state") == "running":
-        run.silent = max(0.0, now - beaten)
+        run.silent = max(0.0, now - beaten) if beaten else 0.0
         run.state = "stale" if run.silent > STALE_SECONDS else "running"
     elif not number and now - run.changed < STALE_SECONDS:  # of before attempts were noted: somebody writes its log
         run.state = "running"
@@ -263,16 +273,22 @@ def unfinished(run: Run, folder: RunFolder, files: Files, config: Record, made: 
 
 
 def _newest_attempt(folder: RunFolder, files: Files) -> tuple[int, Record, float]:
-    """Return the number of a run's last attempt, its record, and the time of its last write (seconds since 1970)."""
+    """Return the number of a run's last attempt, its record, and the time of its last write (seconds since 1970).
+
+    Where the storage reports no times, the time is the one in the record; without one, 0.
+    """
     parts = ((re.fullmatch(r"attempts/(\d+)/[^/]+\.json", path), stamp) for path, stamp in files.items())
     every = [(int(match[1]), stamp[1] or 0, match[0]) for match, stamp in parts if match]
     if not every:
         return 0, {}, 0.0
     number, when, path = max(every)
     try:
-        return number, folder.folder.read_record(path, {}), when / 1e9
+        record = folder.folder.read_record(path, {})
     except FileNotFoundError:  # it ended meanwhile
-        return number, {}, when / 1e9
+        record = {}
+    if not when and "beaten" in record:
+        return number, record, datetime.fromisoformat(record["beaten"]).timestamp()
+    return number, record, when / 1e9
 
 
 def select(runs: Sequence[Run], where: Mapping[str, object], states: Sequence[str], sort: str) -> list[Run]:

@@ -1,9 +1,12 @@
 """`retable runs`, `show` and `diff`: what a storage holds, whatever state it is in."""
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -13,6 +16,7 @@ import pytest
 from retable.platform.cli import app
 from retable.platform.store import provenance
 from retable.platform.store.query import Run, State, list_runs, select
+from retable.platform.store.storage import Storage
 from tests.platform.made_runs import aged, attempt, begun, finished
 
 
@@ -52,6 +56,21 @@ def test_each_state_is_told_with_its_cause(storage):
     assert found[silent.fingerprint].state == "stale" and 590 < found[silent.fingerprint].silent < 700
     assert found[stopped.fingerprint].state == "incomplete" and found[stopped.fingerprint].epoch == 2
     assert (found[failed.fingerprint].state, found[failed.fingerprint].why) == ("failed", "ValueError: a b")
+
+
+def test_a_storage_without_times_tells_states_by_the_records_and_no_ages():
+    storage = Storage.open(f"memory://{os.urandom(8).hex()}")
+    done, running, stale, former = finished(storage), *(begun(storage, seed=seed) for seed in (1, 2, 3))
+    for folder, age in ((running, 5), (stale, 600)):
+        beaten = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age))
+        folder.folder.write_json("attempts/0001/abc.json", {"state": "running", "beaten": beaten})
+    former.folder.write_json("attempts/0001/abc.json", {"state": "running"})
+    found = by_digits(storage)
+    assert [found[each.fingerprint].state for each in (done, running, stale, former)] == [
+        *("finished", "running", "stale", "running")
+    ]
+    assert 590 < found[stale.fingerprint].silent < 700 and found[former.fingerprint].silent == 0
+    assert {run.changed for run in found.values()} == {0} and found[done.fingerprint].config["seed"] == 0
 
 
 def test_sizes_and_ages_are_those_of_the_files(storage):
@@ -118,6 +137,24 @@ def test_a_damaged_run_is_a_line_and_the_others_are_listed(retable, storage, fil
         said = retable(*words, "--storage", storage.root)
         assert said.returncode == 0 and "Traceback" not in said.stdout + said.stderr
         assert not {"\x1b", "\x07"} & set(said.stdout)
+
+
+def test_a_run_without_permission_is_a_line_and_the_others_are_listed(retable, storage, monkeypatch):
+    good, closed = finished(storage), finished(storage, seed=1)
+    scandir = os.scandir
+
+    def refusing(path):  # root, who may run these tests, may read all
+        if closed.fingerprint in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    found = by_digits(storage)
+    assert found[good.fingerprint].state == "finished" and found[closed.fingerprint].state == "corrupt"
+    assert found[closed.fingerprint].why.startswith(f"{closed.folder}: no permission; ")
+    for words in (("runs",), ("status",)):
+        said = retable(*words, "--storage", storage.root)
+        assert said.returncode == 0 and "finished" in said.stdout and "corrupt" in said.stdout
 
 
 def test_hostile_names_do_not_move_the_cursor(retable, storage):
