@@ -8,6 +8,7 @@ manifest says. So what is trained or measured here again, which replaces the fil
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,12 +30,12 @@ from retable.platform.plan.plan import (
 )
 from retable.platform.report.write import Request, read_request, request_of, request_slug, table_of
 from retable.platform.spec import task as tasks
-from retable.platform.spec.task import C, Task, find_loadable
+from retable.platform.spec.task import find_loadable
 from retable.platform.store import lease, provenance
-from retable.platform.store.bundle import HEAVY, Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
+from retable.platform.store.bundle import Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
 from retable.platform.store.cache import gc_paused
 from retable.platform.store.records import Malformed, check_content
-from retable.platform.store.run import SHARDS, RunFolder, weights_path
+from retable.platform.store.run import SHARDS, RunFolder, sha256, weights_path
 from retable.platform.store.storage import Record, Storage
 from retable.platform.text import and_more, plain
 
@@ -45,6 +46,8 @@ _MARKED = ("result", "combination", "measurement")
 """Kinds of files that say which bundle they came in."""
 WRITERS = 16
 """Files that are written at once: most of the time is waiting for a disk or bucket."""
+HELD = 64 << 20
+"""Bytes of them, after which no more are read until they are written."""
 
 
 @dataclass
@@ -350,22 +353,53 @@ def unpack(file: Path, storage: Storage) -> Unpacked:
     Raises:
         UserError: if the file is damaged or no bundle, or the storage cannot be written.
     """
-    about: dict[str, dict[str, Record]] = {}
+    sent: dict[tuple[str, str], _Sent] = defaultdict(_Sent)
 
     def check(member: Member, data: bytes) -> None:
         try:
             check_content(member, data)
         except Malformed as error:
             raise damaged(file, f"{member.path}: {error}") from error
-        if member.kind in ("config", "result"):
-            about.setdefault(member.run, {})[member.kind] = json.loads(data)
+        if member.kind == "config":
+            sent[member.task, member.run].data = _data_of(member, json.loads(data))
+        elif member.kind == "result":
+            sent[member.task, member.run].outcome = _digests(json.loads(data))
 
     bundle = read_bundle(file, check)
     taker = _Taker(storage, bundle, Unpacked(bundle.id, bundle.about))
     with storage.snapshot():
-        taker.choose(about)
+        taker.choose(sent)
     taker.write()
     return taker.result
+
+
+@dataclass
+class _Sent:
+    """What is kept of a run while a bundle is verified: little, however long its files are."""
+
+    data: str | None = None
+    """Folder of its dataset; None where its config is of another version of its task, or not the run's own."""
+    outcome: tuple[str, str] | None = None
+    """Digests of its result's entries; None where it is unfinished."""
+
+
+def _data_of(member: Member, record: Record) -> str | None:
+    """Return the folder of the dataset that a run's config names; see `_Sent.data`."""
+    task = find_loadable(member.task)
+    if task is None or record["version"] != task.version:
+        return None
+    try:
+        config = override(task.config(), record["config"])
+        own = fingerprint(task.name, task.version, config) == member.run
+    except (UserError, TypeError, ValueError):
+        return None
+    return task.dataset.where(config) if own else None
+
+
+def _digests(result: Mapping[str, object]) -> tuple[str, str]:
+    """Return digests of which data a result is of, and of which weights."""
+    data, weights = (sha256(json.dumps(result[name], sort_keys=True).encode()) for name in ("data", "weights"))
+    return data, weights
 
 
 @dataclass
@@ -380,59 +414,49 @@ class _Taker:
     added: set[tuple[str, str]] = field(default_factory=set)
     """Those that came in a bundle before: what they lack is added."""
 
-    def choose(self, about: Mapping[str, Mapping[str, Record]]) -> None:
-        """Decide which runs are taken. `about`: fingerprint -> `config` and `result`, as the bundle has them."""
-        for task_name, run in dict.fromkeys((member.task, member.run) for member in self.bundle.members if member.run):
-            files = about.get(run, {})
-            folder = RunFolder(self.storage, task_name, run)
-            task = find_loadable(task_name)
-            if task is None or "config" not in files or not self._ours(task, run, files["config"]):
+    def choose(self, every: Mapping[tuple[str, str], _Sent]) -> None:
+        """Decide which runs are taken. `every`: task and fingerprint -> what the bundle has of the run."""
+        for task, run in dict.fromkeys((member.task, member.run) for member in self.bundle.members if member.run):
+            sent = every.get((task, run), _Sent())
+            folder = RunFolder(self.storage, task, run)
+            if sent.data is None:
                 self.result.other_version.append(run)
                 continue
             if (own := folder.outcome()) is not None:
-                self._keep(folder, own, files.get("result"))
+                self._keep(folder, own, sent)
                 continue
             number = lease.newest_number(folder)
             if folder.checkpoints() or (number and not lease.is_over(lease.read(folder, number))):
                 self.result.kept.append(f"run {run}, which is not finished")
                 continue
-            self.runs.add((task_name, run))
-            (self.result.runs if "result" in files else self.result.resumed).append(run)
-            digest = data_digest(self.storage, task.dataset.where(_config(task, files["config"])))
-            if "result" in files and digest not in (None, files["result"]["data"]):
+            self.runs.add((task, run))
+            (self.result.runs if sent.outcome else self.result.resumed).append(run)
+            digest = data_digest(self.storage, sent.data)
+            if sent.outcome and digest is not None and sha256(json.dumps(digest).encode()) != sent.outcome[0]:
                 self.result.other_data.append(run)
 
-    def _ours(self, task: Task, run: str, result: Record) -> bool:
-        """Return whether a config is of this version of its task, and the one that its run is named by."""
-        try:
-            config = _config(task, result)
-        except (UserError, TypeError, ValueError):
-            return False
-        return result["version"] == task.version and fingerprint(task.name, task.version, config) == run
-
-    def _keep(self, folder: RunFolder, own: Mapping[str, object], sent: Mapping[str, object] | None) -> None:
+    def _keep(self, folder: RunFolder, own: Record, sent: _Sent) -> None:
         """Leave a finished run as it is; add what one that was sent before lacks, if it is the same."""
         self.result.kept.append(f"run {folder.fingerprint}")
-        if folder.bundle() and sent and (own["weights"], own["data"]) == (sent["weights"], sent["data"]):
+        if folder.bundle() and _digests(own) == sent.outcome:
             self.added.add((folder.task, folder.fingerprint))
 
     def write(self) -> None:
         """Write what was chosen, many files at once; what makes a run or a combination count comes last."""
         self.storage.write_json(f"bundles/{self.bundle.id}.json", dict(self.bundle.about))
-        last: list[tuple[Member, bytes]] = []
         with ThreadPoolExecutor(WRITERS) as writers:
-            pending: list[Future[None]] = []
-            for member, read in replay(self.bundle):
-                if not self._wanted(member):
-                    continue
-                if member.kind in LAST:
-                    last.append((member, read()))
-                    continue
-                pending.append(writers.submit(self._write, member, read()))
-                if len(pending) >= WRITERS or member.kind in HEAVY:
-                    finish(pending)
-            finish(pending)
-            finish([writers.submit(self._write, *each) for each in last])
+            for last in (False, True):  # the file is read twice, as what comes last may be too much to hold
+                pending: list[Future[None]] = []
+                held = 0
+                for member, read in replay(self.bundle):
+                    if (member.kind in LAST) != last or not self._wanted(member):
+                        continue
+                    pending.append(writers.submit(self._write, member, read()))
+                    held += member.size
+                    if len(pending) >= WRITERS or held > HELD:
+                        finish(pending)
+                        held = 0
+                finish(pending)
 
     def _wanted(self, member: Member) -> bool:
         if member.run:
@@ -459,8 +483,3 @@ def finish(pending: list[Future[None]]) -> None:
     for each in pending:
         each.result()
     pending.clear()
-
-
-def _config(task: Task[C], record: Record) -> C:
-    """Return the config in a run's `config.json`."""
-    return override(task.config(), record["config"])

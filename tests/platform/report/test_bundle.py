@@ -1,5 +1,6 @@
 """Bundles: what is packed fills the same cells elsewhere, and nothing that is sent can do harm."""
 
+import dataclasses
 import io
 import json
 import lzma
@@ -7,6 +8,7 @@ import random
 import shutil
 import sys
 import tarfile
+import tracemalloc
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from retable.platform import api
 from retable.platform.cli import app as cli
 from retable.platform.cli.app import print_section
+from retable.platform.config import fingerprint, flatten
 from retable.platform.errors import UserError
 from retable.platform.execute.scoring import measure_one
 from retable.platform.execute.session import ray_cluster
@@ -538,6 +541,31 @@ def test_bombs_are_refused_in_bounded_memory_and_time(contents, tmp_path, monkey
     assert "limit" in refuse(tmp_path / "bad.bundle", tmp_path)
     monkeypatch.setattr(bundle, "TOTAL", (10_000, 10_000))
     assert "more than a bundle may hold" in refuse(written(tmp_path / "bad.bundle", contents), tmp_path)
+
+
+def test_what_unpacking_holds_does_not_grow_with_what_runs_say(contents, tmp_path, monkeypatch):
+    """Thirty runs of 0.1 MB, of which the parsed JSON is several times as much, take the memory of a few."""
+    monkeypatch.setattr(packing, "HELD", 0)
+    metrics = {f"{number:x}": number for number in range(6_000)}
+    files = {"bundle.json": contents["bundle.json"]}
+    for seed in range(30):
+        config = dataclasses.replace(LINE.config(), seed=seed)
+        place = f"runs/line/{fingerprint('line', LINE.version, config)}"
+        about = {"task": "line", "version": LINE.version, "config": flatten(config)}
+        result = {"data": "64 points", "metrics": metrics | {"epoch": 3}, "weights": {}, "seconds": 1.0}
+        files[f"{place}/result.json"] = json.dumps(result).encode()
+        files[f"{place}/config.json"] = json.dumps(about).encode()
+    file, there = written(tmp_path / "many.bundle", files), fresh(tmp_path)
+    tracemalloc.start()
+    try:
+        taken = api.unpack(file, storage=there)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(taken.runs) == 30 and peak < 30e6
+    for path, data in files.items():
+        if path.endswith("result.json"):
+            assert json.loads(there.read(path))["metrics"] == json.loads(data)["metrics"]
 
 
 def mutations(data, count):
