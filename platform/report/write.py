@@ -109,7 +109,10 @@ def _kept_section(request: Request, into: Storage, snapshot: Snapshot) -> tuple[
     try:
         kept = json.loads(into.read(path))
         same = kept["code"] == code_digest(task_of(request["table"]))
-        same = same and all(snapshot.stamp(where) == stamp for where, stamp in kept["inputs"].items())
+        same = same and all(
+            snapshot.stamp(where) == stamp and None not in (stamp or ())  # without a time, a file may be another one
+            for where, stamp in kept["inputs"].items()
+        )
         return (FilledTable.of_json(kept["table"]), kept["complete"]) if same else None
     except (ValueError, KeyError, TypeError, AttributeError):  # half a file, or one of before: fill it again
         return None

@@ -35,6 +35,7 @@ from retable.platform.report.results import gather, train_line
 from retable.platform.report.write import fill_and_keep, sections, write_report
 from retable.platform.spec.task import config_at, find_table
 from retable.platform.store.provenance import code_of
+from retable.platform.store.storage import Storage
 from retable.platform.train.worker import threads
 from tests.platform.halves import fit
 from tests.platform.made_table import filled_line
@@ -362,6 +363,19 @@ def test_a_section_is_filled_again_only_if_its_inputs_or_the_code_changed(filled
     monkeypatch.setattr(report, "code_digest", lambda task: "other code")
     write_report(storage)
     assert filled_again == ["line/table1"] * 2
+
+
+def test_a_number_replaced_by_one_of_equal_length_is_shown_on_a_storage_without_times():
+    storage = Storage.open("memory://replaced")
+    part = filled_line(storage)
+    (row,) = (row for row in part.rows if row.label == "fast")
+    before, views = row.replicates[0].metrics["rmse"], f"runs/line/{row.replicates[0].origin.run}/views"
+    paths = (f"{views}/{view}/scores.json" for view in storage.list(views))
+    path, text = next((path, text) for path in paths if f"{before}" in (text := storage.read(path).decode()))
+    after = f"{before}"[:-3] + "111"
+    storage.write(path, text.replace(f"{before}", after))
+    (part,) = sections(storage, storage / "report")
+    assert values(part, "fast")[0] == float(after) != before
 
 
 def test_what_is_complete_is_shown_without_the_tasks_code_until_something_changes(storage, monkeypatch):
