@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from retable.platform.errors import UserError
 from retable.platform.models.predict import expand
+from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Alexnet, Objective, OptimiseImage, Vgg19
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.losses import loss, targets
@@ -274,13 +275,15 @@ def test_a_history_keeps_the_losses_of_other_photographs(tmp_path, storage, phot
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_first_picture(
-    tmp_path, storage, weights_file, monkeypatch
+    tmp_path, storage, photographs, weights_file, monkeypatch
 ):
-    images.write(tmp_path / "a.png", noise(40, 40))
-    (tmp_path / "blocker").write_text("a file")
+    def deny(self, path, content):
+        raise UserError(f"{self}: no permission")
+
+    monkeypatch.setattr(Storage, "write", deny)
     monkeypatch.setattr(batches, "stylise_jobs", lambda *_: pytest.fail("was stylised"))
-    with pytest.raises(UserError, match="a part of the path is a file"):
-        outcomes([str(tmp_path / "a.png")], [str(weights_file)], tmp_path / "blocker/out", Options(), storage)
+    with pytest.raises(UserError, match=f"{tmp_path}/out: no permission"):
+        outcomes([str(photographs)], [str(weights_file)], tmp_path / "out", Options(), storage)
 
 
 def test_names_of_styles_hold_in_any_working_directory(tmp_path, monkeypatch):
