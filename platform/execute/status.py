@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -34,9 +35,9 @@ def seconds_left(storage: Storage, run: Run) -> float | None:
         return None
     try:
         times = [float(row["time"]) for row in RunFolder(storage, run.task, run.run).history()[-10:]]
-    except UserError:
+    except (UserError, OverflowError):
         return None
-    steps = [later - sooner for sooner, later in pairwise(times) if later > sooner]
+    steps = [later - sooner for sooner, later in pairwise(times) if 0 < later - sooner < inf]
     return median(steps) * max(0, run.epochs - run.epoch) if steps else None
 
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TypeAlias
 
 from retable.platform.errors import TRACEBACK, UserError, nearest
@@ -14,8 +15,10 @@ from retable.platform.report.results import Cell, FilledReplicate, FilledTable, 
 from retable.platform.report.write import Request, kept_tables, read_request, request_slug
 from retable.platform.spec.table import Origin
 from retable.platform.store import provenance
+from retable.platform.store.bundle import Member, kind_of
 from retable.platform.store.cache import Index
-from retable.platform.store.query import Files, folders_in, list_runs, look_at
+from retable.platform.store.query import Files, Run, folders_in, list_runs, look_at
+from retable.platform.store.records import Malformed, check_content
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Record, Storage
 
@@ -158,13 +161,17 @@ def _replicate(replicate: FilledReplicate) -> Record:
 
 
 def describe_run(folder: RunFolder) -> Record:
-    """Return a run in full, as plain data; corrupt files are named in `why` and left out."""
+    """Return a run in full, as plain data; the first corrupt file is named in `why`, and all are left out."""
     files: Files = dict(folder.storage.files(folder.path))
     run = look_at(folder, files, Index(), 0, time.time())
-    result = _read(folder, "result.json", files)
+    read = partial(_read, folder, files, run)
+    result = read("result.json")
     log = _log(folder) if "metrics.jsonl" in files else {}
-    made = _read(folder, "provenance.json", files)
-    tries = [_read(folder, path, files) for path in sorted(files) if re.fullmatch(r"attempts/\d+/[^/]+\.json", path)]
+    made = read("provenance.json")
+    tries = [read(path) for path in sorted(files) if re.fullmatch(r"attempts/\d+/[^/]+\.json", path)]
+    views = {
+        path.split("/")[1]: read(path) for path in sorted(files) if re.fullmatch(r"views/[^/]+/scores\.json", path)
+    }
     return {
         **run.as_json(),
         "metrics": result.get("metrics") or log,
@@ -178,20 +185,27 @@ def describe_run(folder: RunFolder) -> Record:
             if re.fullmatch(r"attempts/\d+/note\.txt", path)
         ],
         "tracebacks": {path: _text(folder, path) for path in sorted(files) if _TRACEBACKS.fullmatch(path)},
-        "views": {
-            path.split("/")[1]: _read(folder, path, files)
-            for path in sorted(files)
-            if re.fullmatch(r"views/[^/]+/scores\.json", path)
-        },
+        "views": views,
         "files": {path: size for path, (size, _) in sorted(files.items())},
     }
 
 
-def _read(folder: RunFolder, path: str, files: Files) -> Record:
-    """Return a JSON object in a run's folder; an empty one where it is absent or damaged."""
+def _read(folder: RunFolder, files: Files, run: Run, path: str) -> Record:
+    """Return a JSON object in a run's folder; an empty one where it is absent or damaged, of which `run` then tells."""
+    if path not in files:
+        return {}
+    kind = kind_of(f"{folder.path}/{path}")
     try:
-        return folder.folder.read_record(path, {}) if path in files else {}
-    except (UserError, FileNotFoundError):
+        record = folder.folder.read_record(path, {})
+        if kind:
+            check_content(Member(f"{folder.path}/{path}", kind, 0, ""), folder.folder.read(path))
+        return record
+    except FileNotFoundError:  # it went meanwhile
+        return {}
+    except (UserError, Malformed) as error:
+        if kind and run.state != "corrupt":
+            named = f"{folder.folder}/{path}: {error}; remove it and run again"
+            run.state, run.why = "corrupt", named if isinstance(error, Malformed) else str(error)
         return {}
 
 

@@ -17,12 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from retable.platform.config import describe
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest
 from retable.platform.store.cache import Entry, Index, Snapshot, gc_paused, is_text, listed
 from retable.platform.store.lease import STALE_SECONDS
+from retable.platform.store.records import LARGEST
 from retable.platform.store.run import RunFolder, outcome_of
 from retable.platform.store.storage import Record, Storage
 
@@ -181,7 +182,7 @@ def _from_index(task: str, run: str, entry: Entry) -> Run | None:
         files = entry["files"]
         result, config, made = (files[name][2] for name in ("result.json", "config.json", "provenance.json"))
         return finished(task, run, result, config, made, files["result.json"][1] / 1e9, entry.get("bytes", 0))
-    except (KeyError, IndexError, TypeError, AttributeError):
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         return None
 
 
@@ -203,18 +204,25 @@ def finished(
         task=task,
         state=state,
         why=str(why),
-        epoch=result.get("epoch") or 0,
-        epochs=config.get("epochs") or 0,
+        epoch=_amount("epoch", result.get("epoch") or 0),
+        epochs=_amount("epochs", config.get("epochs") or 0),
         changed=at,
         size=size,
-        attempts=result.get("attempts", 1),
+        attempts=_amount("attempts", result.get("attempts", 1)),
         host=made.get("host", ""),
-        seconds=result.get("seconds", 0.0),
+        seconds=_amount("seconds", result.get("seconds", 0.0)),
         scale=made.get("scale", ""),
         commit=made.get("commit", ""),
         bundle=str(bundle.get("id", ""))[:16] if isinstance(bundle, dict) else "",
         config=config,
     )
+
+
+def _amount(name: str, value: object) -> Any:
+    """Return a record's entry that is counted with. Raises a ValueError where it is no number of 0 or more."""
+    if not isinstance(value, (int, float)) or not 0 <= value < LARGEST:
+        raise ValueError(f"{name!r} is no number of 0 or more")
+    return value
 
 
 def look_at(folder: RunFolder, files: Files, index: Index, when: int, now: float) -> Run:
@@ -254,7 +262,7 @@ def look_at(folder: RunFolder, files: Files, index: Index, when: int, now: float
 def unfinished(run: Run, folder: RunFolder, files: Files, config: Record, made: Record, now: float) -> Run:
     """Return an unfinished run with its progress and owner."""
     number, attempt, beaten = _newest_attempt(folder, files)
-    run.config, run.epochs = config, config.get("epochs") or 0
+    run.config, run.epochs = config, _amount("epochs", config.get("epochs") or 0)
     run.scale, run.commit = made.get("scale", ""), made.get("commit", "")
     run.host = str(attempt.get("host", made.get("host", "")))
     run.attempts = number or 1

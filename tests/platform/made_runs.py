@@ -10,6 +10,9 @@ from retable.platform.spec.table import resolve
 from retable.platform.spec.task import find
 from retable.platform.store.run import RunFolder
 
+WEIGHTS = "f" * 64
+"""The digest of weights that are nowhere."""
+
 
 def begun(storage, at=1.0, **changes):
     """Begin a run; return its folder."""
@@ -28,9 +31,9 @@ def finished(storage, metrics=None, entries=None, **changes):
     """Write a finished run, with a view that was scored; return its folder."""
     folder = begun(storage, **changes)
     result = {"data": "d", "metrics": {"epoch": 3, "loss": 0.5} | (metrics or {}), "seconds": 2.0}
-    folder.folder.write_json("result.json", {**result, "weights": {"3": "w"}, **(entries or {})})
+    folder.folder.write_json("result.json", {**result, "weights": {"3": WEIGHTS}, **(entries or {})})
     task = find("line")
-    folder.save_scores(resolve(task.view(), task.config()), "w", {"rmse": 0.25}, 1.0)
+    folder.save_scores(resolve(task.view(), task.config()), WEIGHTS, {"rmse": 0.25}, 1.0)
     return folder
 
 

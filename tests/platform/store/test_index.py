@@ -95,7 +95,7 @@ def test_a_file_replaced_by_one_of_the_same_size_within_a_tick_is_not_taken_for_
     list_runs(storage)
     planned(storage)
     stamp, inside = path.stat(), Path(folder.folder.root).stat()
-    path.write_text(path.read_text().replace('"seconds": 2.0', '"seconds": 7.0').replace('"3": "w"', '"4": "w"'))
+    path.write_text(path.read_text().replace('"seconds": 2.0', '"seconds": 7.0').replace('"3": "f', '"4": "f'))
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     os.utime(folder.folder.root, ns=(inside.st_atime_ns, inside.st_mtime_ns))
     assert {run.run: run.seconds for run in list_runs(storage)}[folder.fingerprint] == 7.0

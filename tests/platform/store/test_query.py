@@ -139,6 +139,47 @@ def test_a_damaged_run_is_a_line_and_the_others_are_listed(retable, storage, fil
         assert not {"\x1b", "\x07"} & set(said.stdout)
 
 
+@pytest.mark.parametrize(
+    ("file", "entries", "why"),
+    [
+        ("result.json", {"seconds": None}, "seconds"),
+        ("result.json", {"seconds": float("nan")}, "seconds"),
+        ("result.json", {"attempts": "x"}, "attempts"),
+        ("result.json", {"used": {"peak_memory": "x"}}, "peak_memory"),
+        ("provenance.json", {"versions": "x"}, "versions"),
+        ("provenance.json", {"data": True}, "data"),
+        ("scores.json", {"metrics": True}, "metrics"),
+        ("scores.json", {"view": "x"}, "view"),
+        ("config.json", {"config": {"epochs": "x"}}, "epochs"),
+    ],
+)
+def test_entries_of_the_wrong_type_make_a_run_corrupt_and_are_named(retable, storage, file, entries, why):
+    good, bad = finished(storage), finished(storage, seed=1)
+    (path,) = Path(bad.folder.root).rglob(file)
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+    for words in (("runs",), ("diff", bad.fingerprint, good.fingerprint), ("status",)):
+        assert retable(*words, "--storage", storage.root).returncode == 0
+    said = retable("show", bad.fingerprint, "--storage", storage.root)
+    first = said.stdout.splitlines()[0]
+    assert said.returncode == 0 and "corrupt" in first and why in first
+
+
+@pytest.mark.parametrize("epochs", ["x", float("nan"), [3]])
+def test_a_training_whose_number_of_epochs_is_none_is_corrupt(retable, storage, epochs):
+    running = begun(storage)
+    attempt(running, age=5)
+    config = running.folder.read_json("config.json")
+    running.folder.write_json("config.json", config | {"config": config["config"] | {"epochs": epochs}})
+    assert "corrupt" in retable("status", "--storage", storage.root).stdout
+
+
+def test_the_time_left_of_a_log_whose_times_are_no_finite_ones_is_unknown(retable, storage):
+    running = begun(storage, at=float("inf"))
+    attempt(running, age=5)
+    (active,) = json.loads(retable("status", "--storage", storage.root, "--json").stdout)["storage"]["active"]
+    assert active["seconds_left"] is None
+
+
 def test_a_run_without_permission_is_a_line_and_the_others_are_listed(retable, storage, monkeypatch):
     good, closed = finished(storage), finished(storage, seed=1)
     scandir = os.scandir
@@ -221,7 +262,9 @@ def test_secrets_of_a_command_are_not_shown(retable, storage):
     made = folder.folder.read_json("provenance.json")
     folder.folder.write_json("provenance.json", made | {"command": "retable train --storage s3://KEY:SECRET@bucket"})
     for words in (("show", "latest"), ("show", "latest", "--json")):
-        assert "SECRET" not in retable(*words, "--storage", storage.root).stdout
+        said = retable(*words, "--storage", storage.root)
+        assert said.returncode == 0 and "retable train --storage" in said.stdout
+        assert "SECRET" not in said.stdout + said.stderr
 
 
 def test_status_shows_progress_and_causes(retable, storage):
