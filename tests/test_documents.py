@@ -32,6 +32,10 @@ def test_each_line_for_maintainers_is_a_command(page):
     assert [text for text in written if not re.fullmatch(r"V=[\d.]+|\. \.venv/bin/activate", text)] == texts
 
 
+def test_most_reasons_name_a_test():
+    assert sum(bool(re.search(r"[\w/]*test_\w+\.py", why)) for why in ELSEWHERE.values()) >= 10
+
+
 @pytest.mark.parametrize(("pattern", "why"), ELSEWHERE.items(), ids=str)
 def test_what_is_not_run_is_a_command_of_a_page_and_its_reason_names_tests_that_exist(pattern, why):
     assert any(re.match(pattern, line.text) for line in documents.ALL)

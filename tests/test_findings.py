@@ -67,7 +67,9 @@ def test_a_number_without_a_link_is_a_label_of_a_cited_cell(task):
 def test_the_committed_report_states_them_as_they_are(task):
     folder = documents.ROOT / "docs" / "results" / f"{task}-small"
     assert f"**{task}**, found at small: {as_text(findings(task)).strip()}\n" in (folder / "report.md").read_text()
-    for page in folder.glob("index.html"):
+    page = folder / "index.html"
+    assert page.exists() == (task != "style")
+    if page.exists():
         shown = re.sub(r"<[^>]*>", "", html.unescape(page.read_text()))
         assert f"Found at small: {as_text(findings(task)).strip()}\n" in shown
 

@@ -133,7 +133,8 @@ def test_captions_are_as_long_as_clothos_and_each_writer_has_a_form() -> None:
     lengths = [len(text.split()) for writer in WRITERS[:5] for text in texts[writer]]
     assert min(lengths) >= 8 and max(lengths) <= 20 and 10 < np.mean(lengths) < 15
     assert np.mean([len(text.split()) for text in texts["title"]]) < np.mean(lengths)
-    assert all("can be heard" in text for text in texts["passive"] if "ca" in text and "heard" in text)
+    heard = {writer: np.mean(["can be heard" in text for text in listed]) for writer, listed in texts.items()}
+    assert heard.pop("passive") > 0.9 and not any(heard.values())
     assert len({text for listed in texts.values() for text in listed}) > 0.98 * 6 * 80
 
 
@@ -172,7 +173,7 @@ def test_keywords_name_unsaid_sounds_too_and_some_noise() -> None:
 
 
 def test_typos_swap_two_letters() -> None:
-    statement = Statement((Claim("bird"),))
+    statement, swapped = Statement((Claim("bird"),)), 0
     for seed in range(20):
         words = replace(LEXICON["bird"], subjects=("a songbird",), verbs=("twitter",))
         right, wrong = (
@@ -180,7 +181,10 @@ def test_typos_swap_two_letters() -> None:
             for typo in (0, 1)
         )
         different = [place for place, pair in enumerate(zip(right, wrong, strict=True)) if pair[0] != pair[1]]
-        assert sorted(right) == sorted(wrong) and (not different or different[-1] - different[0] == 1)
+        assert sorted(right) == sorted(wrong)
+        assert not different or (len(different) == 2 and different[1] - different[0] == 1)
+        swapped += bool(different)
+    assert swapped >= 10
 
 
 def test_relations() -> None:

@@ -146,6 +146,7 @@ def test_the_learning_rate_rises_and_falls_as_the_paper_says():
     config = Config(epochs=15)
     assert learning_rate(config, 0.5) == pytest.approx(1e-5) and learning_rate(config, 1.0) == pytest.approx(2e-5)
     assert learning_rate(config, 8.0) == pytest.approx((2e-5 + 1e-7) / 2) and learning_rate(config, 15.0) == 1e-7
+    assert learning_rate(config, 4.5) == pytest.approx(1e-7 + (2e-5 - 1e-7) * (1 + math.cos(math.pi / 4)) / 2)
     rates = [learning_rate(config, epochs / 10) for epochs in range(151)]
     assert rates == sorted(rates[:11]) + sorted(rates[11:], reverse=True)
     assert learning_rate(Config(epochs=5, warmup=0.0), 0.0) == 2e-5

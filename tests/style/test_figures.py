@@ -152,18 +152,22 @@ def test_a_loss_that_overflows_leaves_a_gap():
 def test_figure_4_shows_medians_quartiles_and_a_point_for_each_photograph():
     seconds, style, content = drawn("figure4", "paper").axes
     assert [bar.get_width() for bar in seconds.patches] == [1.0] * 4
-    assert all(list(line.get_xdata()) == [0.9, 1.3] for line in seconds.lines)
+    assert [list(line.get_xdata()) for line in seconds.lines] == [[0.9, 1.3]] * 4
     assert [text.get_text() for text in seconds.get_yticklabels()] == list(figures.CRITERIA)
     for axis, error in ((style, 0.0123), (content, 0.456)):
         assert [list(line.get_xdata()) for line in axis.lines] == [[error] * 3] * 4
 
 
-def test_rows_that_are_not_there_yet_leave_their_places_free():
+def test_figures_are_drawn_before_all_rows_are_there():
     for name in FIGURES:
         table, found = results(name, "smoke")
         label = next(label for label, rows in found.replicates.items() if rows)
         only = Results({key: rows if key == label else [] for key, rows in found.replicates.items()})
         assert table.draw(only).axes
+    table, found = results("figure1", "smoke")
+    for label, there in (("version 1", [True, True, True, False]), ("version 2", [True, True, False, True])):
+        only = Results({key: rows if key.startswith(label) else [] for key, rows in found.replicates.items()})
+        assert [bool(axis.images) for axis in table.draw(only).axes] == there, label
 
 
 def test_the_piece_of_figure_8_is_the_marked_middle_of_the_result():

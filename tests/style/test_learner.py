@@ -210,6 +210,7 @@ def test_the_rate_falls_along_half_a_cosine():
     config = override(Config(), NETWORK | {"method.schedule": "cosine", "epochs": 5, "steps": 2})
     rates = [rate(config, config.method, done) for done in range(11)]
     assert rates[0] == 1e-3 and rates[5] == pytest.approx(5e-4) and rates[10] == pytest.approx(0)
+    assert rates == pytest.approx(1e-3 * np.cos(np.pi * np.arange(11) / 20) ** 2, abs=1e-12)
     assert all(after < before for before, after in pairwise(rates))
     plain = override(Config(), NETWORK)
     assert {rate(plain, plain.method, done) for done in range(9)} == {1e-3}

@@ -225,7 +225,7 @@ def test_a_report_and_scores_of_chosen_rows(storage, capsys):
     assert "| fast |" in page and "| fast, first epoch |" in page and "| slow |" not in page
     app.score("line/table1", rows=["fast"], storage=where)
     said = capsys.readouterr().out
-    assert "nothing to do" in said or "1 with 1 rows" in said
+    assert "1 with 1 rows, 2 replicates (--rows fast)" in said
     assert "fast" in said and "slow" not in said.split("claim")[0]
     with pytest.raises(UserError, match="--rows is about a table, and 'latest' is a run"):
         app.score("latest", rows=["fast"], storage=where)

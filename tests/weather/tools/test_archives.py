@@ -424,7 +424,9 @@ def test_images_know_nothing_of_other_stretches(tmp_path):
     archive(tmp_path / "two", [*range(0, 90, 15), *range(120, 210, 15)])
     for name in ("one", "two"):
         imported(tmp_path / name, tmp_path / f"results-{name}")
-    for path in (tmp_path / "results-one").rglob("*.train.reflbt0.ns.h5"):
+    paths = [*(tmp_path / "results-one").rglob("*.train.reflbt0.ns.h5")]
+    assert paths
+    for path in paths:
         other = tmp_path / "results-two" / path.relative_to(tmp_path / "results-one")
         with h5py.File(path) as alone, h5py.File(other) as both:
             assert np.array_equal(alone["REFL-BT"][:], both["REFL-BT"][:6])
