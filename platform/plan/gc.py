@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from retable.platform.config import fingerprint, override
-from retable.platform.errors import UserError, one_line
+from retable.platform.console import errors
+from retable.platform.errors import Unreachable, UserError, one_line
 from retable.platform.plan.plan import compile_plan
 from retable.platform.spec import task as tasks
+from retable.platform.store import lease
 from retable.platform.store.query import Run, folders_in, list_runs
+from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.platform.text import grouped
 
@@ -32,7 +36,7 @@ class Unreferenced:
     size: int
     """Bytes."""
     changed: float
-    """When a file in it was last written, seconds since 1970."""
+    """When a file in it was last written, seconds since 1970; 0 where the storage reports no times."""
     why: str
 
 
@@ -86,33 +90,53 @@ def find_unreferenced(storage: Storage, older: float = 0.0) -> tuple[list[Unrefe
         unreferenced += _unreferenced_in(storage, "served", named.tasks, lambda path: False, "exported file")
     if not busy:
         unreferenced += _entries(storage, ".ray", "Ray's state, of a command that was killed")
-    return sorted((each for each in unreferenced if each.changed < latest), key=lambda each: -each.size), notes
+    why = "temporary file of a write that was killed"
+    unreferenced += [_waste(path, [stamp], why) for path, stamp in storage.half_written()]
+    if undated := sum(not each.changed for each in unreferenced):
+        notes.append(f"left alone: {undated} unreferenced items, as {storage} reports no times; remove them by hand")
+    return sorted((each for each in unreferenced if 0 < each.changed < latest), key=lambda each: -each.size), notes
 
 
 def _find_references(storage: Storage, notes: list[str]) -> References:
     """Return what the tables of all tasks at all scales, and a storage's sweeps and changed tables, reference."""
     named = References(set(), set(), set(), set())
-    requests = [
-        storage.read_record(f"tables/{file}", {"table": str, "scale": str, "set": dict})
+    requests = {
+        f"tables/{file}": storage.read_record(f"tables/{file}", {"table": str, "scale": str, "set": dict})
         for file in storage.list("tables")
-    ]
+    }
     with storage.snapshot():
         for name in tasks.names():
             try:
                 task = tasks.find(name)
-                every: list[tuple[str, str, dict[str, object]]]
-                every = [(table, scale, {}) for table in task.tables() for scale in task.scales()]
+                every: list[tuple[str, str, dict[str, object], str]]
+                every = [(table, scale, {}, "") for table in task.tables() for scale in task.scales()]
             except Exception as error:  # a task's own functions may raise anything
                 notes.append(f"left alone: all of {name} ({one_line(error)})")
                 continue
             named.tasks.add(name)
-            own = [entry for entry in requests if entry["table"].startswith(f"{name}/") and entry["set"]]
-            every += [(entry["table"].partition("/")[2], entry["scale"], entry["set"]) for entry in own]
-            for table, scale, changes in every:
+            own = {file: asked for file, asked in requests.items() if asked["table"].startswith(f"{name}/")}
+            every += [(e["table"].partition("/")[2], e["scale"], e["set"], file) for file, e in own.items() if e["set"]]
+            for table, scale, changes, file in every:
                 if table in task.tables() and scale in task.scales():
-                    _add_table(named, storage, task, table, scale, changes)
+                    with _request_named(f"{storage}/{file}") if file else nullcontext():
+                        _add_table(named, storage, task, table, scale, changes)
     named.runs |= {path for path in _points_of_sweeps(storage)}
     return named
+
+
+@contextmanager
+def _request_named(file: str) -> Iterator[None]:
+    """Name the file of a request that cannot be planned; which runs it stands for is not known then.
+
+    Raises:
+        UserError: with the file's name and the remedy.
+    """
+    try:
+        yield
+    except Unreachable:
+        raise
+    except Exception as error:  # a task's own functions may raise anything
+        raise UserError(f"{file}: {one_line(error)}; remove the file, or mend it, and run again") from error
 
 
 def _add_table(
@@ -203,9 +227,30 @@ def _waste(path: str, stamps: Sequence[tuple[int, int]], why: str) -> Unreferenc
 
 
 def remove(storage: Storage, unreferenced: Sequence[Unreferenced], done: Callable[[int, int], None]) -> None:
-    """Remove it; a run's result first, so that one half removed is not taken for a finished one."""
+    """Remove it, but for runs that a command has resumed since they were listed.
+
+    A run's result goes first, so that one half removed is not taken for a finished one.
+    """
     for count, each in enumerate(unreferenced, 1):
-        if each.path.startswith("runs/"):
-            storage.remove(f"{each.path}/result.json")
-        storage.remove(each.path)
+        is_run = each.path.startswith("runs/") and each.path.count("/") == 2
+        if is_run and not _acquired(storage, each.path):
+            errors.print(f"left alone: {each.path}, which another command has resumed", markup=False)
+        else:
+            if is_run:
+                storage.remove(f"{each.path}/result.json")
+            storage.remove(each.path)
         done(count, len(unreferenced))
+
+
+def _acquired(storage: Storage, path: str) -> bool:
+    """Return whether no attempt at a run was active within the hour, with the run's lease: nobody may resume it now."""
+    run = RunFolder(storage, *path.split("/")[1:])
+    number = lease.newest_number(run)
+    beaten = max((when or 0 for _, (_, when) in storage.files(f"{path}/attempts")), default=0) / 1e9
+    if beaten > time.time() - _AT_WORK:
+        return False
+    try:
+        lease.acquire(run, "gc", step=number, dead=number)  # a step of its own: it is never one that died too often
+    except lease.LeaseLost:
+        return False
+    return True

@@ -302,8 +302,11 @@ class Snapshot:
                 return stream.read(), info.mtime_ns or 0
 
 
-def listed(filesystem: fs.FileSystem, folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield every file below a folder, by its path from there, with its size and time (ns)."""
+def listed(filesystem: fs.FileSystem, folder: str, temporary: bool = False) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield every file below a folder, by its path from there, with its size and time (ns).
+
+    `temporary`: instead those that are being written, or were half written; not of a local folder.
+    """
     if isinstance(filesystem, fs.LocalFileSystem):  # a list of a million pyarrow's objects would take half a gigabyte
         yield from _walked(folder, "")
         return
@@ -311,7 +314,7 @@ def listed(filesystem: fs.FileSystem, folder: str) -> Iterator[tuple[str, tuple[
     infos = filesystem.get_file_info(selector)
     while infos:
         info = infos.pop()  # and its memory is free: there may be a million
-        if info.type == fs.FileType.File and not info.base_name.startswith(".writing-"):
+        if info.type == fs.FileType.File and info.base_name.startswith(".writing-") == temporary:
             yield info.path[len(folder) + 1 :], (info.size, info.mtime_ns)
 
 

@@ -160,6 +160,19 @@ class Storage:
             else:
                 yield from self.retried(path, lambda: [*snapshot.listed(self.filesystem, self._path(path))])
 
+    def half_written(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield every temporary file of a write, killed or at work, as `files` does; folders without permission not."""
+        if not self.is_local:
+            with disk_errors(str(self)):
+                yield from self.retried("", lambda: [*snapshot.listed(self.filesystem, self.root, temporary=True)])
+            return
+        for folder, _, names in os.walk(self.root):
+            for path in (f"{folder}/{name}" for name in names if name.startswith(".writing-")):
+                with suppress(FileNotFoundError):  # its write has ended meanwhile
+                    about = os.lstat(path)
+                    if snapshot.is_text(path):
+                        yield path[len(self.root) + 1 :], (about.st_size, about.st_mtime_ns)
+
     @patient
     def read(self, path: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError where there is none."""

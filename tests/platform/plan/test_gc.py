@@ -1,6 +1,7 @@
 """`retable gc`: what nothing names goes, on request; all else stays."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import pytest
 from retable.platform.cli import app
 from retable.platform.config import override
 from retable.platform.errors import UserError
-from retable.platform.plan.gc import find_unreferenced
+from retable.platform.plan.gc import find_unreferenced, remove
 from retable.platform.plan.plan import compile_plan
 from retable.platform.spec import task as tasks
 from retable.platform.spec.task import find
+from retable.platform.store import lease
 from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Storage
 from tests.platform.made_runs import aged, attempt, begun, finished
 
 
@@ -99,6 +102,82 @@ def test_nothing_is_found_while_a_file_that_names_runs_cannot_be_read(filled, fi
     filled.write(file, data)
     with pytest.raises(UserError, match=r"a\.json"):
         find_unreferenced(filled)
+
+
+@pytest.mark.parametrize(
+    ("place", "error"), [("plan.gc.compile_plan", UserError("epoch 999")), ("spec.task.table_at", OverflowError("inf"))]
+)
+def test_a_request_that_cannot_be_planned_is_named_with_the_remedy(filled, monkeypatch, place, error):
+    """Which runs it stands for is not known: it may be of an older version."""
+
+    def refusing(*arguments):
+        if {"rate": 0.7} in arguments:
+            raise error
+        return real(*arguments)
+
+    real = {"compile_plan": compile_plan, "table_at": tasks.table_at}[place.rpartition(".")[2]]
+    monkeypatch.setattr(f"retable.platform.{place}", refusing)
+    filled.write_json("tables/old.json", {"table": "line/table1", "scale": "smoke", "set": {"rate": 0.7}})
+    with pytest.raises(UserError, match=str(error)) as refused:
+        find_unreferenced(filled)
+    assert str(refused.value).startswith(f"{filled}/tables/old.json: ") and "; remove the file" in str(refused.value)
+
+
+def test_nothing_is_listed_of_a_storage_that_reports_no_times():
+    storage = Storage.open(f"memory://{os.urandom(8).hex()}")
+    finished(storage, rate=0.7)
+    storage.write("served/line/abc", "a model")
+    storage.write("data/.writing-1-a", "half")
+    for older, count in ((0.0, 2), (30.0, 3)):
+        found, notes = find_unreferenced(storage, older)
+        assert not found and notes == [
+            f"left alone: {count} unreferenced items, as {storage} reports no times; remove them by hand"
+        ]
+
+
+@pytest.mark.parametrize("state", ["running", "released"])
+def test_a_run_that_was_resumed_since_it_was_listed_stays(filled, capsys, state):
+    other = finished(filled, rate=0.6)
+    aged(filled.root, 86400)
+    found, _ = find_unreferenced(filled)
+    assert {each.path for each in found} == {digits(0.6), digits(0.7)}
+    attempt(other, state=state)
+    remove(filled, found, lambda done, total: None)
+    assert other.folder.exists("result.json") and not filled.exists(digits(0.7))
+    assert f"left alone: {other.path}, which another command has resumed" in " ".join(capsys.readouterr().err.split())
+
+
+def test_nobody_resumes_a_run_while_it_is_removed(filled, monkeypatch):
+    """Also one whose machine went without releasing its lease."""
+    run = RunFolder(filled, *digits(0.7).split("/")[1:])
+    attempt(run, age=7200)
+    aged(run.folder.root, 7200)
+    found, _ = find_unreferenced(filled, 0.01)
+    (Path(run.folder.root) / "result.json").unlink()
+    removed = Storage.remove
+
+    def resuming(storage, path):
+        if path == run.path:
+            with pytest.raises(lease.LeaseLost):
+                lease.acquire(run, "train", 0, dead=1)
+        removed(storage, path)
+
+    monkeypatch.setattr(Storage, "remove", resuming)
+    remove(filled, found, lambda done, total: None)
+    assert not run.folder.exists()
+
+
+def test_half_written_files_of_killed_commands_are_found_wherever_they_lie(filled):
+    places = [f"{digits(0.1)}/weights/.writing-1-a.safetensors", "data/line/.writing-2.h5", ".writing-3-writable.txt"]
+    for place in places:
+        filled.write(place, b"1234")
+    aged(filled.root, 86400)
+    filled.write("data/line/.writing-4.h5", b"at work")
+    found = {each.path: each.size for each in find_unreferenced(filled)[0]}
+    assert found == {**dict.fromkeys(places, 4), digits(0.7): found[digits(0.7)]}
+    remove(filled, find_unreferenced(filled)[0], lambda done, total: None)
+    assert [path.name for path in Path(filled.root).rglob(".writing-*")] == [".writing-4.h5"]
+    assert filled.exists(f"{digits(0.1)}/result.json") and filled.exists("data/line/points/dataset.json")
 
 
 def test_tasks_whose_code_does_not_load_and_strange_folders_are_left_alone(filled, monkeypatch):
