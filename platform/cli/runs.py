@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
@@ -20,7 +22,7 @@ from retable.platform import text as texts
 from retable.platform.cli.groups import entry
 from retable.platform.config import describe, parse_set
 from retable.platform.console import Where, console, errors, print_lines, progress_bar
-from retable.platform.errors import UserError, nearest, redact
+from retable.platform.errors import HIDDEN, SECRET, UserError, nearest, redact
 from retable.platform.spec.task import names as names_of_tasks
 from retable.platform.store.storage import Storage
 from retable.platform.text import age, clock, size
@@ -58,7 +60,7 @@ def plain(text: object) -> str:
 
 def print_json(value: object) -> None:
     """Print dataclasses and plain data as JSON."""
-    typer.echo(redact(json.dumps(value, indent=2, default=_as_json)))
+    typer.echo(json.dumps(_as_json(value), indent=2, allow_nan=False))
 
 
 def answered(value: object, as_json: bool) -> bool:
@@ -69,7 +71,23 @@ def answered(value: object, as_json: bool) -> bool:
 
 
 def _as_json(value: object) -> object:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+    """Return what JSON can hold of a value: texts without secrets, and null for numbers that are not finite.
+
+    Each text is redacted by itself: in encoded JSON a secret may hold an escaped quote.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        hidden = {key for key, text in value.items() if isinstance(text, str) and re.fullmatch(SECRET, str(key), re.I)}
+        return {
+            redact(key) if isinstance(key, str) else key: HIDDEN if key in hidden else _as_json(each)
+            for key, each in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_as_json(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, (int, type(None))) else redact(str(value))
 
 
 def grid(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> Grid:

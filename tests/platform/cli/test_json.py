@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import retable
 from retable.platform.cli import app as cli
+from retable.platform.cli import runs
 from retable.platform.execute import jobs, status
 from retable.platform.report.verifying import Checked
 from retable.platform.spec import task as tasks
@@ -72,6 +73,25 @@ def test_every_command_with_json_has_a_section():
     with_json = {path for path, command in COMMANDS.items() if any("--json" in p.opts for p in command.params)}
     named = {section.removesuffix(" --json").replace(" TABLE", "").replace(" --list", "") for section in SECTIONS}
     assert named == {path.replace("runs list", "runs") for path in with_json}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"loss": float("nan"), "best": [-float("inf"), 1.5]}, {"loss": None, "best": [None, 1.5]}),
+        ({"why": 'KeyError: password="abc def" is wrong'}, {"why": "KeyError: password=*** is wrong"}),
+        ({"why": 'the variable TOKEN="s3cr3t" is unset'}, {"why": "the variable TOKEN=*** is unset"}),
+        ({"at": "http://h:80/x?sig=q&n=1", "n": True}, {"at": "http://h:80/x?sig=***&n=1", "n": True}),
+        ({"settings": {"password": 'ab"c', "tokens": 3}}, {"settings": {"password": "***", "tokens": 3}}),
+        (SimpleNamespace, "<class 'types.SimpleNamespace'>"),
+    ],
+)
+def test_what_is_printed_is_json_without_secrets(capsys, value, shown):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    runs.print_json(value)
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse) == shown
 
 
 def test_list(monkeypatch):
