@@ -350,19 +350,23 @@ def report(
     Raises:
         UserError: where no table was filled.
     """
-    return f"{write_report(Storage.open(storage), output, tables, scale=scale, set=set, rows=rows)}/index.html"
+    return f"{write_report(Storage.open(storage), output, tables, scale=scale, set=set, rows=rows)[0]}/index.html"
 
 
 def write_report(
     storage: Storage, output: str | Path | None, tables: Sequence[str], *, single: bool = False, **request: Any
-) -> Storage:
-    """Write a report and return its folder; `single`: as one file. Arguments and errors are those of `report`."""
+) -> tuple[Storage, list[FilledTable]]:
+    """Write a report; return its folder and the tables that it shows.
+
+    `single`: as one file. The other arguments and the errors are those of `report`.
+    """
     into = Storage.open(output) if output else storage / "report"
     if tables:
-        filled = write.fill_and_keep(plan(*tables, **request, storage=storage, train=False), into)
-        return write.write_report(storage, into, single, list(filled.values()))
+        parts = list(write.fill_and_keep(plan(*tables, **request, storage=storage, train=False), into).values())
+        return write.write_report(storage, into, single, parts), parts
     if request.get("set") or request.get("rows") or request.get("scale", DEFAULT_SCALE) != DEFAULT_SCALE:
         raise UserError("--scale, --set and --rows choose from tables; name some, such as rl/figure1")
     if not storage.list("tables"):
         raise UserError(f"{storage}: no tables have been reproduced here; retable.reproduce(...) fills some")
-    return write.write_report(storage, into, single)
+    parts = [*write.sections(storage, into), *write.shipped_sections(storage, into)]
+    return write.write_report(storage, into, single, parts), parts

@@ -559,13 +559,15 @@ def report(
     """
     from retable.platform import api
     from retable.platform.report.diff import changes, report_tables, write_comparison
+    from retable.platform.report.results import slug_of
 
     other = report_tables(Storage.open(compare)) if compare else []
     request = {"scale": scale, "set": parse_set(set or []), "rows": rows or ()}
-    into = api.write_report(Storage.open(storage), output, tables or (), single=single_file, **request)
+    into, parts = api.write_report(Storage.open(storage), output, tables or (), single=single_file, **request)
     console.print(f"report: {into}/index.html")
     if compare:
-        changed = changes(report_tables(into), other)
+        shown = {slug_of(part) for part in parts}
+        changed = changes(parts, [part for part in other if not tables or slug_of(part) in shown])
         write_comparison(changed, str(Storage.open(storage)), str(Storage.open(compare)), into)
         for line in changed.lines():
             console.print(line, markup=False)

@@ -15,9 +15,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import retable
 from retable.platform import api
+from retable.platform.cli import app as cli
 from retable.platform.cli.app import print_section
 from retable.platform.commit import code_root
 from retable.platform.config import fingerprint, override, parse_set
@@ -277,6 +279,21 @@ def test_what_changed_between_two_reports_is_exactly_that(filled):
     write_comparison(found, "here", "<there>", storage / "report")
     page = storage.read("report/compare.html").decode()
     assert "&lt;there&gt;" in page and "-1.000" in page
+
+
+def test_a_report_of_chosen_tables_compares_these_alone(filled, tmp_path):
+    """Sections of earlier calls, which lie in the same folder, are not of this report."""
+    storage, part = filled
+    moved = tuple(replace(row, cells=(replace(row.cells[0], values=(9.0,)),)) for row in part.rows)
+    for place, rows in (("here", part.rows), ("other", moved)):
+        earlier = {"table": replace(part, name="line/earlier", rows=rows).as_json()}
+        Storage.open(tmp_path / place).write("line-earlier.json", json.dumps(earlier))
+    Storage.open(tmp_path / "other").write("line-table1.json", json.dumps({"table": part.as_json()}))
+    words = ["report", "line/table1", "--scale", "smoke", "--storage", storage.root]
+    words += ["--output", str(tmp_path / "here"), "--compare", str(tmp_path / "other")]
+    said = CliRunner().invoke(cli.app, words)
+    assert said.exit_code == 0, said.output
+    assert "0 cells changed" in said.stdout and "earlier" not in said.stdout
 
 
 def test_a_number_that_is_none_breaks_no_column_and_is_no_change(compared):
