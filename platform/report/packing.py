@@ -97,7 +97,7 @@ class Unpacked:
     other_data: list[str] = field(default_factory=list)
     """Runs that were taken, and do not count: the dataset here has another digest."""
     other_version: list[str] = field(default_factory=list)
-    """Runs that were not taken: of another version of their task, or of a task that is not here."""
+    """Runs, and tables' files, that were not taken: of another version of their task, or of a task that is not here."""
 
     def lines(self) -> list[str]:
         """Return what was taken, and what was not, in words."""
@@ -472,10 +472,22 @@ class _Taker:
         return True
 
     def _write(self, member: Member, data: bytes) -> None:
+        if member.kind == "request" and not _has_table(json.loads(data)):
+            self.result.other_version.append(member.path)
+            return
         if member.kind in _MARKED:
             text = {name: plain(self.bundle.about[name]) for name in ("packed", "host", "device")}
             data = json.dumps({**json.loads(data), "bundle": {"id": self.bundle.id, **text}}, indent=2).encode()
         self.storage.write(member.path, data)
+
+
+def _has_table(request: Request) -> bool:
+    """Return whether this version has the table that a request names, with its changes and rows."""
+    try:
+        table_of(request)
+    except Exception:  # a task's own functions may raise anything
+        return False
+    return True
 
 
 def finish(pending: list[Future[None]]) -> None:

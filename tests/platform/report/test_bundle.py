@@ -264,6 +264,20 @@ def test_a_run_whose_config_is_not_the_one_it_is_named_by_is_not_taken(contents,
     assert taken.other_version == [one] and one not in taken.runs
 
 
+def test_a_table_that_this_version_does_not_have_is_not_taken(contents, tmp_path):
+    request = {"table": "line/table1", "scale": "smoke", "set": {}}
+    good = [path.removeprefix("tables/") for path in contents if path.startswith("tables/")]
+    bad = {
+        "tables/field.json": request | {"set": {"no field": 1}},
+        "tables/task.json": request | {"table": "no/table1"},
+    }
+    added = {path: json.dumps(each).encode() for path, each in bad.items()}
+    there = fresh(tmp_path)
+    taken = api.unpack(written(tmp_path / "foreign.bundle", contents | added), storage=there)
+    assert sorted(taken.other_version) == [*bad] and there.list("tables") == sorted(good)
+    assert "tables/field.json" in " ".join(taken.lines())
+
+
 # What builds on a run that was sent ------------------------------------------------------------------------------
 
 
