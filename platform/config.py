@@ -113,7 +113,7 @@ def override(config: C, changes: Mapping[str, object], prefix: str = "") -> C:
         own[name] = override(chosen, below, f"{prefix}{name}.")
     try:
         return dataclasses.replace(config, **own)  # type: ignore[type-var]
-    except ValueError as error:
+    except (ValueError, ArithmeticError, TypeError) as error:  # a config computes with its fields when it is made
         raise UserError(f"{', '.join(prefix + name for name in own)}: {error}") from error
 
 

@@ -91,6 +91,25 @@ def test_override_changes_what_a_path_names(changes, wanted):
     assert override(Whole(), changes) == wanted
 
 
+@dataclass(frozen=True)
+class Window:
+    seconds: float = 1.0
+    table: float = 1.0
+
+    def __post_init__(self) -> None:
+        int(self.seconds * 1e10)
+        "abc"[int(self.table) :] + {1.0: "", 2.0: 2}[self.table]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"seconds": 1e308}, "seconds: cannot convert float infinity"), ({"table": 2.0}, "table: can")],
+)
+def test_a_config_that_cannot_compute_with_a_field_names_it(changes, said):
+    with pytest.raises(UserError, match=f"^{said}"):
+        override(Window(), changes)
+
+
 def test_override_leaves_the_config_it_is_given_alone():
     before = Whole()
     override(before, {"inner.depth": 9, "seed": 4})
