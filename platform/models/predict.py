@@ -16,7 +16,9 @@ from retable.platform.config import override
 from retable.platform.errors import UserError, disk_errors, nearest
 from retable.platform.execute.streams import map_over
 from retable.platform.models import contract, export, select, zoo
+from retable.platform.store.cache import is_text
 from retable.platform.store.storage import Storage
+from retable.platform.text import plain
 
 SHARE = 8
 """Files that an actor of Ray Data gets at once."""
@@ -67,6 +69,9 @@ def predict(
     sha256 = export.keep(task, data, storage)
     _remember(out, {"task": task, "model": sha256, "options": asdict(options)})
     jobs, _, failures = plan(sources, lambda source: out / answers.target(source, options), is_newer, "answer")
+    unnamed = [job for job in jobs if not is_text(f"{job.source.absolute()}{job.target.absolute()}")]  # Arrow has none
+    failures += [f"{plain(job.source)}: its path is no valid UTF-8; rename it" for job in unnamed]
+    jobs = [job for job in jobs if job not in unnamed]
     failed = []
     for done, row in enumerate(over_actors(jobs, _Answerer, task, sha256, options, storage, in_order=False), 1):
         report(done, len(jobs))

@@ -91,6 +91,25 @@ def test_what_is_done_and_what_cannot_be(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_file_whose_name_is_no_text_is_a_line_and_the_others_are_answered(tmp_path, monkeypatch):
+    (tmp_path / "policy.rtsn").write_bytes(toys.policy_file(0))
+    for name in (b"good.npy", b"bad\xff.npy"):
+        observations(tmp_path / os.fsdecode(name), 3)
+    shared = []
+
+    def answered(jobs, *_, in_order):
+        shared.extend(job.source.name for job in jobs)
+        return [{"failure": ""} for _ in jobs]
+
+    monkeypatch.setattr(batch, "over_actors", answered)
+    inputs, storage = [str(tmp_path)], Storage.open(tmp_path / "results")
+    count, failures = batch.predict(
+        "rl", inputs, tmp_path / "out", str(tmp_path / "policy.rtsn"), {}, storage, lambda *_: None
+    )
+    assert (count, shared) == (1, ["good.npy"])
+    assert failures == [f"{tmp_path}/bad\N{REPLACEMENT CHARACTER}.npy: its path is no valid UTF-8; rename it"]
+
+
 def test_the_model_is_a_file_a_name_of_the_zoo_or_a_run(tmp_path):
     storage = Storage.open(tmp_path)
     shipped = zoo.read("style", "great_wave")
