@@ -266,8 +266,13 @@ class Sweep:
         digests = sorted({str(data_digest(self.storage, task.dataset.where(config))) for config in configs})
         how = [space.metric, space.mode, space.search, space.scheduler, space.domains]
         known = [task.version, *how, digests, flatten(self.base), flatten(self.view({}))]
-        text = json.dumps(known, sort_keys=True, default=lambda domain: [type(domain).__name__, vars(domain)])
+        text = json.dumps(known, sort_keys=True, default=_named)
         return f"sweeps/{self.name}-{sha256(text.encode())[:8]}"
+
+
+def _named(value: object) -> object:
+    """Return what names a sweep of a value that JSON does not hold: a number of NumPy's, or a domain."""
+    return plain if (plain := plain_value(value)) is not value else [type(value).__name__, vars(value)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy
 import pandas
 import pytest
 from ray import tune
@@ -50,6 +51,16 @@ def no_ray(monkeypatch):
 
     monkeypatch.setattr(run, "ray_cluster", start)
     monkeypatch.setattr(sweep, "ray_cluster", start)
+
+
+def test_numbers_of_numpy_name_a_sweep_as_plain_ones_do(storage):
+    def path(seeds):
+        space = Space(
+            task="line", domains={"seed": tune.choice(seeds)}, metric="rmse", mode="min", search="random", samples=2
+        )
+        return Sweep(name="x", space=space, scale="smoke", changes={}, storage=storage).path([])
+
+    assert path(list(numpy.arange(3))) == path([0, 1, 2]) != path([0, 1])
 
 
 def trained(storage, **changes):
