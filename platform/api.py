@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from retable.platform.config import changes_of
 from retable.platform.errors import UserError as UserError
@@ -77,13 +77,13 @@ def plan(
     return compile_plan(chosen, Storage.open(storage), scale, changes, patterns, retry=retry_diverged, train=train)
 
 
-def _patterns_of(rows: Sequence[str] | str) -> tuple[str, ...]:
+def _patterns_of(rows: Sequence[str] | str | None) -> tuple[str, ...]:
     """Return the labels or patterns of chosen rows, in the order that names the choice.
 
     Raises:
         UserError: where one is no text.
     """
-    patterns = [rows] if isinstance(rows, str) else list(rows)
+    patterns = [rows] if isinstance(rows, str) else list(rows or ())
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise UserError(f"rows={rows!r}: write labels of rows, such as 'dense' or 'SNIP 9*'")
     return tuple(sorted({*patterns}))
@@ -195,6 +195,8 @@ def train(
     """
     task_value, changes = find(task), changes_of(set)
     config = config_at(task_value, scale, changes)
+    if not isinstance(keep, Collection) or not all(isinstance(epoch, SupportsIndex) for epoch in keep):
+        raise UserError(f"keep={keep!r}: write a list of epochs, such as [1, 10]")
     late = [epoch for epoch in keep if not 1 <= epoch <= config.epochs]
     if late:
         raise UserError(f"--keep {late[0]}: the run has the epochs 1..{config.epochs}")

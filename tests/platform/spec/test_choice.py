@@ -63,6 +63,12 @@ def test_tables_in_which_no_row_is_chosen_are_left_out(storage):
     assert list(plan.tables) == ["rl/table1"] and len(plan.trainings) == len(plan.tables["rl/table1"][1].over["seed"])
 
 
+def test_no_rows_are_all_and_epochs_to_keep_are_a_list(storage):
+    assert api.plan("line/table1", scale="smoke", rows=None, storage=storage).rows == ()
+    with pytest.raises(UserError, match=r"keep=3: write a list of epochs"):
+        api.train("line", keep=3, storage=storage)
+
+
 def test_a_label_that_matches_nothing_names_the_nearest(storage):
     with pytest.raises(UserError, match=r"--rows 'SNIP 96 %' matches no row; the nearest: 'SNIP 9\d %'"):
         api.plan("rl/figure1", rows=["dense", "SNIP 96 %"], storage=storage)
