@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -229,6 +229,10 @@ _LATEX: Mapping[int, str] = str.maketrans(
     }
 )  # fmt: skip
 
+_ALIGNED = re.compile(r"[+-]?[\d,]+(\.\d+)?( ± [\d,]+(\.\d+)?)?")
+"""Numbers that siunitx can align: finite, without percent signs and exponents."""
+_EXPONENT = re.compile(r"e(?:\+|(-))0*(\d+)")
+
 
 def latex(part: FilledTable) -> str:
     """Return a table as a LaTeX `tabular` in the booktabs style, with a group of columns under each header.
@@ -248,7 +252,7 @@ def latex(part: FilledTable) -> str:
         *_rules(split),
         " & ".join(["", *(f"{{{what}}}" for each in split for what in each)]) + r" \\",
         r"\midrule",
-        *(" & ".join([_latex(label(row)), *_numbers(part, row, split)]) + r" \\" for row in part.rows),
+        *(" & ".join([_first(label(row)), *_numbers(part, row, split)]) + r" \\" for row in part.rows),
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -267,19 +271,13 @@ def _rules(split: Sequence[Sequence[str]]) -> Iterator[str]:
 def _format(part: FilledTable, place: int, what: str) -> str:
     """Return the column of siunitx that holds a column's widest number."""
     form = part.columns[place].format
-    values = [text_of(row, place, what, form) for row in part.rows if _is_number(row.cells[place], what)]
+    values = [text for row in part.rows if _ALIGNED.fullmatch(text := text_of(row, place, what, form))]
     means = [text.partition(" ± ")[0] for text in values] or ["0"]
     signed = "+" if what == "difference" else "-" if any(text.startswith("-") for text in means) else ""
     integers, decimals = (max(map(len, ends)) for ends in zip(*(_ends(text) for text in means), strict=True))
     spread = max((sum(map(len, _ends(text.partition(" ± ")[2]))) for text in values if " ± " in text), default=0)
     uncertain = f"({spread})" if spread else ""
     return f"S[table-format={signed}{integers}.{decimals}{uncertain}, separate-uncertainty]"
-
-
-def _is_number(cell: Cell, what: str) -> bool:
-    """Return whether a cell has a number of a kind that siunitx can align."""
-    value = {"measured": cell.mean, "published": cell.published, "difference": cell.difference}[what]
-    return value is not None and math.isfinite(value)
 
 
 def _ends(text: str) -> tuple[str, str]:
@@ -292,8 +290,15 @@ def _numbers(part: FilledTable, row: FilledRow, split: Sequence[Sequence[str]]) 
     for place, each in enumerate(split):
         for what in each:
             text = text_of(row, place, what, part.columns[place].format)
-            aligned = _is_number(row.cells[place], what)
-            yield text.replace("±", r"\pm").replace(",", "") if aligned else f"{{{_latex(text)}}}"
+            if _ALIGNED.fullmatch(text):
+                yield text.replace("±", r"\pm").replace(",", "")
+            else:
+                yield "{" + _EXPONENT.sub(r"$\\times10^{\1\2}$", _latex(text)) + "}"
+
+
+def _first(text: str) -> str:
+    """Return the first words of a line; behind another, LaTeX would take a bracket or star for an option."""
+    return ("{}" if text.startswith(("[", "*")) else "") + _latex(text)
 
 
 def _latex(text: str) -> str:

@@ -240,6 +240,9 @@ def _check_names(name: str, table: AnyTable) -> None:
 
 def _check_columns(name: str, table: Table) -> None:
     headers = [column.header for column in table.columns]
+    for header, count in Counter(headers).items():
+        if count > 1:
+            raise UserError(f"{name}: {count} columns have the header {header!r}; give each its own")
     for row in table.rows:
         for header in {**row.published, **(row.metrics if isinstance(row, Row) else {})}:
             if header not in headers:
@@ -247,6 +250,10 @@ def _check_columns(name: str, table: Table) -> None:
     for column in table.columns:
         if column.better not in ("higher", "lower", None):
             raise UserError(f"{name}, column {column.header!r}: better={column.better!r}; use higher or lower")
+        try:
+            format(0.5, column.format), format(0.5, f"+{column.format}")  # differences are shown with their sign
+        except ValueError as error:
+            raise UserError(f"{name}, column {column.header!r}: format={column.format!r}: {error}; use .2f") from error
 
 
 @dataclass(frozen=True)

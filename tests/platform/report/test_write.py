@@ -196,6 +196,25 @@ def test_latex_has_as_many_columns_in_every_line(compared):
         assert lines[0].count("&") + merged == columns - 1 and {line.count("&") for line in lines[1:]} == {columns - 1}
 
 
+@pytest.mark.parametrize(
+    ("form", "values", "cells"),
+    [
+        (".1%", (0.123, 0.2), [r"{16.2\% $\pm$ 5.4\%}", r"{10.0\%}"]),
+        (".1e", (1e-5, 2e-5), [r"{1.5$\times10^{-5}$ $\pm$ 7.1$\times10^{-6}$}", r"{1.0$\times10^{-1}$}"]),
+        (".3g", (123456.0, 1.0), [r"{6.17$\times10^{4}$ $\pm$ 8.73$\times10^{4}$}", "0.1"]),
+        (",.0f", (12345.0, 12346.0), [r"12346 \pm 1", "0"]),
+    ],
+)
+def test_latex_writes_percent_and_exponents_as_text(compared, form, values, cells):
+    row = replace(
+        compared.rows[0], label="[a", cells=(replace(compared.rows[0].cells[0], values=values, published=0.1),)
+    )
+    column = replace(compared.columns[0], format=form)
+    text = latex(replace(compared, rows=(row,), columns=(column,)))
+    (line,) = [line for line in text.splitlines() if line.startswith("{}[a")]
+    assert line.removesuffix(r" \\").split(" & ")[1:3] == cells
+
+
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not there")
 def test_latex_compiles_as_it_is(compared, tmp_path):
     head = r"\documentclass{article}\usepackage{booktabs,siunitx}\begin{document}"

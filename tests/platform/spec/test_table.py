@@ -277,6 +277,9 @@ COLUMNS = [Column(header="Accuracy", metric="accuracy", better="higher")]
             {},
             "own/table1, column 'Accuracy': better='more'; use higher or lower",
         ),
+        ([FIRST], COLUMNS * 2, {}, "own/table1: 2 columns have the header 'Accuracy'; give each its own"),
+        ([FIRST], [replace(COLUMNS[0], format="d")], {}, "own/table1, column 'Accuracy': format='d': Unknown format"),
+        ([FIRST], [replace(COLUMNS[0], format="+.2f")], {}, "own/table1, column 'Accuracy': format='+.2f': "),
         ([FIRST], COLUMNS, {"table2": ()}, "claims on own/table2, which is no table; did you mean 'table1'?"),
     ],
 )
