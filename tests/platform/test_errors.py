@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retable.platform.errors import HIDDEN, UserError, one_line, portable, redact, redact_command, traceback_of
+from retable.platform.errors import (
+    HIDDEN,
+    UserError,
+    one_line,
+    passing_errors,
+    portable,
+    redact,
+    redact_command,
+    traceback_of,
+)
 
 
 def test_a_traceback_is_bounded_and_keeps_its_beginning_and_its_end():
@@ -154,3 +163,9 @@ def test_every_error_is_without_secrets():
         == "--storage s3://***@bucket: s3://***@bucket is no bucket"
     )
     assert one_line(OSError(f"cannot reach {uri}")) == "OSError: cannot reach s3://***@bucket"
+
+
+@pytest.mark.parametrize("path", ["/mnt/temporary/x.json", "/mnt/connection/x.json", "/mnt/expired/x.json"])
+def test_an_absent_file_is_absent_whatever_words_its_path_holds(path):
+    with pytest.raises(FileNotFoundError), passing_errors("x"):
+        raise FileNotFoundError(path)
