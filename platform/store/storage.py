@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from pyarrow import ArrowInvalid, fs
 
-from retable.platform.errors import Denied, Unreachable, UserError, disk_errors, passing_errors, redact
+from retable.platform.errors import Denied, Unreachable, UserError, disk_errors, passing_errors, redact, words
 from retable.platform.store import cache as snapshot
 from retable.platform.store.patience import has_answered, note_answer, patient
 
@@ -76,6 +77,8 @@ class Storage:
             raise UserError(
                 f"--storage {where!r}: no name of a place; name a folder, or a URI such as s3://bucket/path"
             )
+        if re.match(r"[A-Za-z](://|[\w+.-]+:/(?!/))", where):  # a scheme of one letter, or a slash too few
+            raise UserError(f"--storage {where}: no URI; write it as in s3://bucket/path, or ./ before a folder's name")
         if "://" not in where:
             if len(where) > 4000 or any(len(os.fsencode(part)) > 255 for part in where.split("/")):
                 raise UserError(f"--storage {where[:40]}...: longer than the name of a folder can be; choose another")
@@ -104,6 +107,8 @@ class Storage:
             if isinstance(error, Unreachable) and not isinstance(error, Denied):
                 raise UserError(f"--storage {error}") from error
             # Otherwise reading or writing will say so: a bucket may deny its list alone.
+        except Exception as error:  # of a library with errors of its own kinds, as hf:// without a network
+            raise UserError(f"--storage {where}: {words(error) or type(error).__name__}; choose another") from error
         return self
 
     @property
@@ -411,6 +416,6 @@ def _fsspec(uri: str) -> tuple[fs.FileSystem, str]:
             filesystem, root = fsspec.core.url_to_fs(uri, use_listings_cache=False)
         except TypeError:  # sftp's hands what it does not know on to its client
             filesystem, root = fsspec.core.url_to_fs(uri)
-    except (ImportError, ValueError, OSError) as error:
-        raise UserError(f"--storage {uri}: {error}") from error
+    except Exception as error:  # some file systems raise what they please where the URI does not fit them
+        raise UserError(f"--storage {uri}: {words(error) or type(error).__name__}; choose another") from error
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root

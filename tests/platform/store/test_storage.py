@@ -316,11 +316,31 @@ def test_a_path_through_a_file_is_refused(tmp_path):
         ("nope://x/y", "Protocol not known: nope"),
         ("s3://bucket/x?endpoint_overide=here", "endpoint_overide"),
         ("hdfs://nowhere.invalid/x", "hdfs://nowhere.invalid/x: "),
+        ("dir://x", "NoneType"),
+        ("reference://x", "missing 1 required positional argument"),
+        ("generic://x", "missing 1 required positional argument"),
+        ("a://x", "write it as in s3://bucket/path"),
+        ("s3:/bucket/x", "write it as in s3://bucket/path"),
+        ("GS:/bucket", "write it as in s3://bucket/path"),
     ],
 )
 def test_a_uri_that_cannot_be_opened_is_refused(uri, words):
     text = refused(lambda: Storage.open(uri))
     assert text.startswith(f"--storage {uri}: ") and words in text
+
+
+def test_an_fsspec_store_with_errors_of_its_own_is_refused(monkeypatch):
+    def refusing(*_, **__):
+        raise RuntimeError("not\ntoday")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "info", refusing)
+    assert refused(lambda: Storage.open("memory://x")) == "--storage memory://x: not today; choose another"
+
+
+@pytest.mark.parametrize("name", ["./s3:/bucket", "a:b", "C:\\results", "sub/s3:/x"])
+def test_folders_with_colons_are_folders(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Storage.open(name).root == str(tmp_path / name)
 
 
 def test_a_bucket_that_is_not_there_is_refused(bucket):
