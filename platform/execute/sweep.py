@@ -330,6 +330,8 @@ def run_sweep(
     storage.check_writable()
     prepare_data(sweep.plan(configs).trainings.values(), storage)
     path = sweep.path(configs)
+    if known:  # from now on `gc` keeps their runs, and what these start from
+        _write_points(storage, f"{path}.json", [Point(dict(each), sweep.folder(each).fingerprint) for each in known])
     stops = chosen.scheduler is not None and sweep.base.epochs > 1
     if known and not stops:
         points = _run_plan(sweep, known, resources, f"{path}.json")
@@ -365,8 +367,6 @@ def _run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Re
     """Train each config of the points once, and score every view of it, as a table's rows are."""
     configs, views = [sweep.config(point) for point in known], [sweep.view(point) for point in known]
     plan = sweep.plan(configs, views)
-    # From now on `gc` keeps the runs.
-    _write_points(sweep.storage, path, [Point(dict(point), sweep.folder(point).fingerprint) for point in known])
     failures = execute(plan, resources)
     plan = sweep.plan(configs, views)
     points: dict[str, Point] = {}

@@ -53,6 +53,23 @@ def no_ray(monkeypatch):
     monkeypatch.setattr(sweep, "ray_cluster", start)
 
 
+def test_points_are_written_before_what_they_start_from_is_trained(storage, monkeypatch):
+    """`gc` keeps what the written points start from: a parent that is finished while others are still trained."""
+    find("line").dataset.prepare(find("line").config(), storage)
+    space = replace(LINE, scheduler="median_stopping_rule", overrides={"init": "parent"})
+    rates = []
+
+    def interrupted(plan, resources):
+        (file,) = storage.list("sweeps")
+        rates.extend(point["overrides"]["rate"] for point in storage.read_json(f"sweeps/{file}"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "execute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        api.sweep(space, storage=storage)
+    assert rates == [0.001, 0.1]
+
+
 def test_numbers_of_numpy_name_a_sweep_as_plain_ones_do(storage):
     def path(seeds):
         space = Space(
