@@ -86,9 +86,15 @@ def write_task(name: str, table: Path | None = None) -> Written:
         texts[place / "conftest.py"] = render("conftest.py.j2", words)
     with disk_errors(str(place)):
         written.folder.mkdir(parents=True)
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-            written.files.append(path)
+        try:
+            for path, text in texts.items():
+                path.write_text(text, encoding="utf-8")
+                written.files.append(path)
+        except BaseException:  # half a task would be in the way of the next call
+            for path in texts:
+                path.unlink(missing_ok=True)
+            written.folder.rmdir()
+            raise
     return written
 
 
@@ -193,7 +199,9 @@ def constant(label: str, number: int, taken: Sequence[str]) -> str:
     """Return a name for a row's constant: of its label's letters and digits."""
     words = re.sub(r"[^A-Z0-9]+", "_", label.upper()).strip("_")[:40].strip("_")
     name = words if words and not words[0].isdigit() else f"ROW_{words or number + 1}"
-    return name if name not in (*taken, "TABLE", "UNWRITTEN") else f"{name}_ROW_{number + 1}"
+    while name in (*taken, "TABLE", "TABLES", "UNWRITTEN"):
+        name += f"_ROW_{number + 1}"
+    return name
 
 
 def literal(values: Mapping[str, object]) -> str:

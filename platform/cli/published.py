@@ -75,6 +75,10 @@ def read_published(path: Path) -> Published:
         changes = {
             header[place].removeprefix(SET): value(line[place], comma) for place in settings if line[place].strip()
         }
+        try:
+            json.dumps([values, changes], allow_nan=False)
+        except ValueError as error:
+            raise UserError(f"{path}: row {label!r} holds a number that is not finite; correct it") from error
         published = {name: amount for name, amount in values.items() if amount is not None}
         lines.append(Line(label, published, changes if settings else None))
     _check_labels(path, lines)

@@ -1,5 +1,6 @@
 """`retable new`: a task that is written, and runs; and the tables it is written from."""
 
+import errno
 import os
 import re
 import subprocess
@@ -93,6 +94,8 @@ def test_a_number_is_found_with_its_digits_whatever_marks_it(value, places, mark
         ("A,B\nx,1.2.3\n", "no column holds numbers"),
         ("A,B\nx,1,2\n", "row 2 has 3 cells, the headers are 2"),
         ("A,B\nx,\0\n", "not a text file"),
+        ("A,B\nx,1e999\n", "row 'x' holds a number that is not finite"),
+        ("A,B,set:rate\nx,1,[NaN]\n", "row 'x' holds a number that is not finite"),
     ],
 )
 def test_what_is_no_table_is_refused_in_a_line(table, text, why):
@@ -121,6 +124,31 @@ def test_rows_get_constants_of_their_own(labels):
     for place, label in enumerate(labels):
         names.append(constant(label, place, names))
     assert len(set(names)) == len(names) and all(re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) for name in names)
+
+
+@pytest.mark.parametrize("labels", [["Tables"], ["A", "A row 3", "a"]])
+def test_constants_take_no_name_that_is_taken(labels):
+    names = ["TABLES"]
+    for place, label in enumerate(labels):
+        names.append(constant(label, place, names[1:]))
+    assert len(set(names)) == len(names)
+
+
+def test_a_full_disk_leaves_nothing_of_a_task(tmp_path, monkeypatch):
+    monkeypatch.setenv("RETABLE_TASKS", str(tmp_path / "mine"))
+    write = Path.write_text
+
+    def full(self, text, **options):
+        write(self, text[:9], **options)
+        if self.name == "conftest.py":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, text, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(UserError, match="the disk is full"):
+        patched.setattr(Path, "write_text", full)
+        write_task("fifth")
+    assert list((tmp_path / "mine").iterdir()) == []
+    assert write_task("fifth").files
 
 
 def test_nothing_is_written_over_and_what_is_left_to_do_is_said(table, tmp_path, monkeypatch):
