@@ -6,9 +6,10 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,7 +61,7 @@ def plain(text: object) -> str:
 
 def print_json(value: object) -> None:
     """Print dataclasses and plain data as JSON."""
-    typer.echo(json.dumps(_as_json(value), indent=2, allow_nan=False))
+    typer.echo(json.dumps(_as_json(value, cache(redact)), indent=2, allow_nan=False))
 
 
 def answered(value: object, as_json: bool) -> bool:
@@ -70,7 +71,7 @@ def answered(value: object, as_json: bool) -> bool:
     return as_json
 
 
-def _as_json(value: object) -> object:
+def _as_json(value: object, redacted: Callable[[str], str]) -> object:
     """Return what JSON can hold of a value: texts without secrets, and null for numbers that are not finite.
 
     Each text is redacted by itself: in encoded JSON a secret may hold an escaped quote.
@@ -80,14 +81,14 @@ def _as_json(value: object) -> object:
     if isinstance(value, Mapping):
         hidden = {key for key, text in value.items() if isinstance(text, str) and re.fullmatch(SECRET, str(key), re.I)}
         return {
-            redact(key) if isinstance(key, str) else key: HIDDEN if key in hidden else _as_json(each)
+            redacted(key) if isinstance(key, str) else key: HIDDEN if key in hidden else _as_json(each, redacted)
             for key, each in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_as_json(each) for each in value]
+        return [_as_json(each, redacted) for each in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if isinstance(value, (int, type(None))) else redact(str(value))
+    return value if isinstance(value, (int, type(None))) else redacted(str(value))
 
 
 def grid(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "") -> Grid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter
@@ -196,10 +197,11 @@ def _read(folder: RunFolder, files: Files, run: Run, path: str) -> Record:
         return {}
     kind = kind_of(f"{folder.path}/{path}")
     try:
-        record = folder.folder.read_record(path, {})
-        if kind:
-            check_content(Member(f"{folder.path}/{path}", kind, 0, ""), folder.folder.read(path))
-        return record
+        if kind is None:
+            return folder.folder.read_record(path, {})
+        data = folder.folder.read(path)
+        check_content(Member(f"{folder.path}/{path}", kind, len(data), ""), data)
+        return dict(json.loads(data))
     except FileNotFoundError:  # it went meanwhile
         return {}
     except (UserError, Malformed) as error:

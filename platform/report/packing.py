@@ -375,7 +375,7 @@ def unpack(file: Path, storage: Storage) -> Unpacked:
 
 @dataclass
 class _Sent:
-    """What is kept of a run while a bundle is verified: little, however long its files are."""
+    """The facts about a run that are kept while a bundle is verified: few, however long its files are."""
 
     data: str | None = None
     """Folder of its dataset; None where its config is of another version of its task, or not the run's own."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def device_of(parameters: Iterable[Tensor]) -> torch.device:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let torch compute in so many threads of this process while the block runs."""
+    """Set the number of threads that torch computes in, in this process, while the block runs."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -84,12 +84,11 @@ def _has_instructions(dtype: torch.dtype) -> bool:
 
 @contextmanager
 def autocast(device: str, precision: str) -> Iterator[None]:
-    """Let networks compute in a precision, a key of `_PRECISIONS`, while the block runs."""
+    """Compute networks in a precision, a key of `_PRECISIONS`, while the block runs."""
     kind, dtype = torch.device(device).type, _PRECISIONS[precision]
-    with ExitStack() as stack:
-        stack.enter_context(torch.autocast(kind, dtype, enabled=dtype != torch.float32))
-        if kind == "cpu" and dtype != torch.float32 and not _has_instructions(dtype):
-            stack.enter_context(_RoundedConvolutions(dtype))
+    rounds = kind == "cpu" and dtype != torch.float32 and not _has_instructions(dtype)
+    rounding = _RoundedConvolutions(dtype) if rounds else nullcontext()
+    with torch.autocast(kind, dtype, enabled=dtype != torch.float32), rounding:
         yield
 
 

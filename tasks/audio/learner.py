@@ -76,7 +76,7 @@ class RetrievalLearner:
         return audio, lengths, batch.features, tokens["ids"].to(device), tokens["mask"].to(device)
 
     def _autocast(self) -> contextlib.AbstractContextManager[None]:
-        """Let the encoders work in the config's precision."""
+        """Compute the encoders in the config's precision."""
         return autocast(self.worker.device, self.config.precision)
 
     def _backward(self, inputs: tuple[Any, ...], batch: Any) -> Tensor:

@@ -161,8 +161,6 @@ class OptimiseImage:
     def __post_init__(self) -> None:
         if self.size < 16 or any(scale < 16 for scale in self.scales):
             raise ValueError(f"size {min(self.size, *self.scales, self.size)} is below 16 pixels")
-        if any(scale > self.size for scale in self.scales):
-            raise ValueError(f"scales {list(self.scales)} are not all below size {self.size}, which is the last")
         check(self, "style_scale", least=0, above=True)
 
 

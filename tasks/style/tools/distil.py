@@ -28,6 +28,7 @@ from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.store import weights as files
 from retable.platform.store.storage import Storage
+from retable.platform.train.worker import autocast
 from retable.tasks.style.config import Squeezenet, Vgg19
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import weights
@@ -181,7 +182,7 @@ def distil(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(1, steps + 1):
         batch = crops(pictures, rng)
-        with torch.autocast("cpu", torch.bfloat16):
+        with autocast("cpu", "bfloat16"):
             with torch.no_grad():
                 wanted = large(batch, layers)
             made = student(batch)

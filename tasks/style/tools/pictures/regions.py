@@ -51,7 +51,7 @@ class Mask:
     def shares(self, height: int, width: int) -> list[Share]:
         """Return what each style has of each pixel of a picture of this size, in [0, 1]; what is left, it keeps.
 
-        Change it not: the last answer is kept.
+        The last answer is kept for the next picture: a caller must not change it.
         """
         return _shares(self, height, width)
 

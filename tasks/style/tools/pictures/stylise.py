@@ -450,8 +450,7 @@ def painting_config(names: Sequence[str], options: Options, storage: Storage) ->
         preset |= {"method.backbone.normalise": False, "method.objective.style_weight": UNTRAINED_WEIGHT}
     if preset and not options.like and not source and changes.get("method.backbone", "vgg19") == "vgg19":
         preset["method.backbone.weights"] = "small"
-    fixed: dict[str, object] = {"method": "optimise_image", "method.shape": "keep", "style": list(names), "epochs": 1}
-    fixed["method.size"] = images.PIXELS  # above all scales: `sized` sets each picture's own
+    fixed = {"method": "optimise_image", "method.shape": "keep", "style": list(names), "epochs": 1}
     precision = "float32" if options.precision == "auto" else options.precision
     return override(Config(), {**fixed, "precision": precision, "steps": EVALUATIONS, **preset, **changes})
 
