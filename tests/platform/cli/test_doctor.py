@@ -33,7 +33,7 @@ def test_a_storage_that_cannot_be_written_is_named_with_the_remedy(tmp_path):
     (text,) = bad(doctor.storage_checks(str(tmp_path / "file")))
     assert text.endswith("a part of the path is a file; choose another place")
     (text,) = bad(doctor.storage_checks("nope://x"))
-    assert text == "--storage nope://x: Protocol not known: nope"
+    assert text == "--storage nope://x: Protocol not known: nope; choose another"
 
 
 def test_a_secret_of_the_storage_is_in_no_line():
