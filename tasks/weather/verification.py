@@ -171,9 +171,7 @@ class Verification:
     def by_width(self) -> Band:
         """Return the fractions skill score at each of `widths`: (4,)."""
         return banded(
-            self.stacked(
-                lambda summary, _: np.stack([summary["fss_error"], summary["fss_reference"]], axis=-1).sum(axis=1)
-            ),
+            self.stacked(lambda summary, _: np.stack([summary["fss_error"], summary["fss_reference"]], axis=-1)),
             metrics.fss,
         )
 
