@@ -481,5 +481,5 @@ def test_what_cannot_be_rewritten_is_said(folder, storage, tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"model": ""}, {"tries": 0}, {"concurrent": 0}, {"pause": -1}, {"price": (0, -1)}])
 def test_endpoints_that_make_no_sense(wrong):
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=next(iter(wrong))):
         endpoint(**wrong)

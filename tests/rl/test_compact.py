@@ -223,7 +223,7 @@ def test_every_changed_byte_is_noticed():
         changed[position] ^= int(numbers.integers(1, 256))
         if 5 <= position < 8:  # padding
             continue
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match=r"^x: "):
             unpack(bytes(changed), "x")
 
 

@@ -791,7 +791,7 @@ def test_a_cancelled_job_whose_answer_was_lost_is_cancelled(monkeypatch):
 
     Lost().cancel("ab")
     answers = [Answer(404, b'{"detail": "no such job"}', {})]
-    with pytest.raises(ServeError):
+    with pytest.raises(ServeError, match="no such job"):
         Lost().cancel("ab")
 
 

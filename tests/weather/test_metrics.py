@@ -410,8 +410,8 @@ def test_paired_difference_refuses_unlike_forecasts() -> None:
     a, b = counts_with_noise(0, 0.0)
     with pytest.raises(ValueError, match="shards"):
         paired_difference(a, {shard: b[shard] for shard in SHARDS[:2]})
-    for other in ([b, b], {shard: table[:9] for shard, table in b.items()}):
-        with pytest.raises(ValueError):
+    for other, said in (([b, b], "is longer"), ({shard: table[:9] for shard, table in b.items()}, "shape")):
+        with pytest.raises(ValueError, match=said):
             paired_difference(a, other)
 
 

@@ -1,5 +1,6 @@
 import importlib
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -283,5 +284,5 @@ def test_names_of_data_sets_stay_in_their_folder(tmp_path):
     storage = Storage.open(tmp_path)
     assert data_folder(storage, "weather", "w4c22").root == f"{tmp_path}/data/weather/w4c22"
     for name in ("", "a/b", "..", ".hidden"):
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match=re.escape(name) if name else "name"):
             data_folder(storage, "weather", name)

@@ -187,6 +187,6 @@ def test_reading_runs_nothing(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "made"),)
 
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="mkdir"):
         read_tensors(tmp_path / "a.pt", pickled({"a": torch.ones(1), "extra": Evil()}), "known are none")
     assert not (tmp_path / "made").exists()

@@ -670,7 +670,7 @@ def test_version_1_is_refused_before_it_begins_with_the_size_that_fits(tmp_path,
     fits = int(str(told.value).split("--size ")[1].split()[0])
     assert 300 < fits < 2048
     style.check_memory(fits * 3 // 4, fits)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="GB of memory"):
         style.check_memory(fits * 3 // 4 + 40, fits + 50)
 
 
@@ -766,5 +766,5 @@ def test_every_tool_and_the_predictions_ask_for_mps(monkeypatch):
 def test_a_playlist_named_as_a_video_opens_no_other_file(tmp_path):
     source = write_wide(tmp_path / "secret.mkv", (patches() / 255) ** 2.4, pq, 16, 9)
     (tmp_path / "x.mp4").write_text(f"ffconcat version 1.0\nfile {source.name}\n")
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=r"x\.mp4"):
         stylise_video(tmp_path / "x.mp4", tmp_path / "out.mp4", same)

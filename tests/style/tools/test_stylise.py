@@ -213,8 +213,12 @@ def test_where_results_go(tmp_path, photographs):
     assert len(failures) == 1 and "use two folders" in failures[0]
     _, _, failures = plan_jobs([str(one)], photographs, True)
     assert len(failures) == 1 and "its own place" in failures[0]
-    for inputs, target in (([str(photographs)], "x.png"), ([str(one)], "x.bmp"), ([str(one)] * 2, "x.png")):
-        with pytest.raises(UserError):
+    for inputs, target, said in (
+        ([str(photographs)], "x.png", "folder"),
+        ([str(one)], "x.bmp", "bmp"),
+        ([str(one)] * 2, "x.png", "folder"),
+    ):
+        with pytest.raises(UserError, match=said):
             plan_jobs(inputs, tmp_path / target, False)
 
 
@@ -420,7 +424,7 @@ def test_what_style_means(tmp_path, storage, weights_file):
             open_style(styles, options, storage)
         assert "\n" not in str(caught.value)
     for wrong in ({"strength": 1.5}, {"size": -1}):
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match="|".join(wrong)):
             Options(**wrong)
 
 
