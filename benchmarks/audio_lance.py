@@ -102,7 +102,7 @@ def imported(command: str) -> float:
 
 def measure() -> dict[str, Any]:
     """Compare searches, additions and imports."""
-    results: dict[str, Any] = {"dimension": DIMENSION, "queries": QUERIES, "threads": os.cpu_count()}
+    results: dict[str, Any] = {"dimension": DIMENSION, "queries": QUERIES, "threads": len(os.sched_getaffinity(0))}
     with tempfile.TemporaryDirectory() as folder:
         for rows in VECTORS:
             results |= compare(rows, Path(folder) / str(rows))

@@ -69,7 +69,7 @@ def made(model: str, setting: str) -> tuple[ForecastLearner, Batch]:
     class Data:
         size, regions = SIZE, ("roxi_0004",)
 
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     batch = BATCH if model == "3D U-Net" or DEVICE == "cuda" else 1
     config = override(Config(), {"regions": ["roxi_0004"], "batch": batch, **MODELS[model], **SETTINGS[setting]})
     shape = (batch, 32, SIZE, SIZE)
@@ -101,7 +101,7 @@ def in_turn(*calls: Callable[[], object], seconds: float = 10.0) -> list[float]:
 
 def measure() -> dict[str, Any]:
     """Time all settings of all networks, each in a process of its own."""
-    results: dict[str, Any] = {"size": SIZE, "device": DEVICE, "threads": os.cpu_count()}
+    results: dict[str, Any] = {"size": SIZE, "device": DEVICE, "threads": len(os.sched_getaffinity(0))}
     for model, setting in itertools.product(MODELS, SETTINGS):
         command = [sys.executable, "-c", f"from benchmarks.weather_step import one; one({model!r}, {setting!r})"]
         try:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 import types
 import typing
@@ -22,6 +23,8 @@ from retable.platform.spec.task import Task, find, scaled
 
 ROOT = Path(__file__).parents[1]
 TASKS = ("weather", "style", "audio", "rl")
+QUICK = json.loads((ROOT / "docs/results/quick.json").read_text())["tables"]
+"""Tables of the committed run of `make reproduce`."""
 HEAD = """# What is here
 
 Every table, figure and option of the four papers: the command that runs it, the scale at which it was run here, and
@@ -29,7 +32,8 @@ what the published setting takes. Written by `python docs/coverage.py` from the 
 the commands are executed at the smallest scale by `make docs-check`.
 
 - **smoke** fills all of it in minutes on two cores: it tests the code, and its numbers mean nothing.
-- **quick**, the default, fills part of it in minutes on two cores: one seed, for a first look.
+- **quick**, the default, fills part of it in minutes on two cores: one seed, for a first look. "Run here" links to its
+  numbers.
 - **small** takes up to a night for each paper on two cores, on generated or recorded data. It was run where the column
   "run here" links to its results.
 - **paper** is the published setting, on the published data, which you must have. Where "run here" links to results of
@@ -77,7 +81,8 @@ def overview(task: Task, storage: str, cluster: Any, prices: Any) -> str:
 def run_here(task: Task, key: str) -> str:
     """Return the scales at which a table was run here, with links to results that are among the documents."""
     found = [scale for scale in ("small", "paper") if has(f"{task.name}/{key}", scale)]
-    return ", ".join(["smoke", *(f"[{scale}](results/{task.name}-{scale}/report.md)" for scale in found)])
+    quick = ["[quick](results/quick.json)"] if f"{task.name}/{key}" in QUICK else []
+    return ", ".join(["smoke", *quick, *(f"[{scale}](results/{task.name}-{scale}/report.md)" for scale in found)])
 
 
 def cluster_gpus(cluster: Any, node: str) -> bool:
