@@ -96,7 +96,8 @@ def read_export(data: bytes, name: str) -> Exported:
     metadata, tensors = export.opened(data, name, "forecaster", REMEDY, FORMAT)
     said = export.read_json(metadata, "provenance", name, REMEDY)
     try:
-        config = override(Config(), export.read_json(metadata, "config", name, REMEDY))
+        # The file names no data set, so the default's limits on inputs and lead times do not hold.
+        config = override(Config(), {**export.read_json(metadata, "config", name, REMEDY), "data": ""})
         size = int(json.loads(metadata["size"]))
         _check(config, size, tensors)
         return Exported(said, config, size, load(config, tensors, size, str(said.get("motion", "none"))))

@@ -21,7 +21,8 @@ from retable.platform.store.weights import metadata
 from retable.tasks.weather import cli
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.data import sequences
-from retable.tasks.weather.export import read_export, write_export
+from retable.tasks.weather.export import FORMAT, read_export, write_export
+from retable.tasks.weather.model import build
 from retable.tasks.weather.w4c.frames import Frames
 from tests.weather.toys import SMALL, config, make, run
 
@@ -118,6 +119,14 @@ def test_what_is_no_forecaster_is_refused_in_one_line(good, monkeypatch):
     monkeypatch.setattr(exported, "LARGEST", 10)
     with pytest.raises(UserError, match=r"^evil: [\d,]+ bytes; no exported file is larger"):
         read_export(good, "evil")
+
+
+def test_a_run_on_longer_sequences_than_the_competitions_is_read_again(storage):
+    chosen = config(inputs=6, forecast=40)
+    weights = build(chosen, 12, chosen.regions).state_dict()
+    data = exported.sealed(weights, {**exported.described(FORMAT, chosen, {}), "size": "12"})
+    opened = read_export(data, "x")
+    assert opened.forecast(np.zeros((1, 6, 11, 12, 12), np.float32), "roxi_0004").shape == (1, 40, 12, 12)
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 11, 12, 12), (1, 3, 11, 12, 12), (1, 4, 11, 24, 24), (4, 11, 12, 12)])
