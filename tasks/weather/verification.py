@@ -170,10 +170,13 @@ class Verification:
 
     def by_width(self) -> Band:
         """Return the fractions skill score at each of `widths`: (4,)."""
-        return banded(
-            self.stacked(lambda summary, _: np.stack([summary["fss_error"], summary["fss_reference"]], axis=-1)),
-            metrics.fss,
-        )
+
+        def sums(summary: Mapping[str, Array], _: Threshold) -> Array:
+            """Return both sums of each sequence; summaries of older versions hold them for each lead time."""
+            both = np.stack([summary["fss_error"], summary["fss_reference"]], axis=-1)
+            return both.reshape(len(both), -1, *both.shape[-2:]).sum(axis=1)
+
+        return banded(self.stacked(sums), metrics.fss)
 
     def by_threshold(self) -> Band:
         """Return the IoU at each of `THRESHOLDS`, one for all places: (199,)."""

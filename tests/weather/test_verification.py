@@ -98,6 +98,16 @@ def test_what_is_not_defined_is_no_number():
     assert known_mean(np.array([[1.0, np.nan], [3.0, np.nan]]), 0).tolist()[0] == 2
 
 
+def test_summaries_that_older_versions_kept_for_each_lead_time_are_read(part):
+    one, *rest = part.members[0].values()
+    names, shares = ("fss_error", "fss_reference"), np.array([0.1, 0.2, 0.3, 0.4])[:, None]
+    older = [{**one, **{name: one[name][:, None] * shares for name in names}}, *rest]
+    again = Verification("older", [dict(zip(SHARDS, older, strict=True))], part.thresholds)
+    assert older[0]["fss_error"].shape == (6, 4, 4)
+    assert np.allclose(again.by_width().value, part.by_width().value)
+    assert np.allclose(again.by_width().low, part.by_width().low)
+
+
 def test_an_interval_is_a_naive_bootstraps_and_narrows_with_sequences():
     random = np.random.default_rng(0)
 
