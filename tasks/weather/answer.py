@@ -66,9 +66,9 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
     (frames, own_region), inputs = read(source), model.config.inputs
     if frames.ndim == 4 and len(frames) % inputs == 0:
         frames = frames.reshape(-1, inputs, *frames.shape[1:])
-    trained_on = [each for each in model.config.regions if re.match(rf"{re.escape(each)}(?!\d)", source.name)]
+    trained_on = [each for each in model.config.regions if re.match(rf"{re.escape(each)}\b", source.name)]
     named = REGION.match(source.name)
-    region = options.region or own_region or (trained_on[0] if trained_on else named[0] if named else NOT_NAMED)
+    region = options.region or own_region or max(trained_on, key=len, default=named[0] if named else NOT_NAMED)
     try:
         model.forecaster.number(region)
     except UserError as error:
@@ -109,7 +109,7 @@ def read(source: Path) -> tuple[Array, str]:
     Raises:
         UserError: where it is neither npz nor HDF5, or a broken one.
     """
-    if source.suffix != ".npz":
+    if source.suffix.lower() != ".npz":
         data = open_hdf5(source, SATELLITE, len(CHANNELS))
         with data.file:
             return read_hdf5(data, slice(None)), ""

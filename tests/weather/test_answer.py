@@ -46,6 +46,21 @@ def test_netcdf_says_what_the_data_of_the_training_do_not_show(model):
             assert file.attrs.get("comment") == comment
 
 
+@pytest.mark.parametrize("name", ["north_sea.test.npz", "north_sea-1.NPZ", "north.npz", "northern.npz"])
+def test_the_region_is_the_longest_name_that_a_files_name_begins_with(tmp_path, name):
+    chosen = override(config(), {"model": "climatology", "regions": ["north", "north_sea"]})
+    climatology = Exported({}, chosen, 12, build(chosen, 12, chosen.regions).eval())
+    with (tmp_path / name).open("wb") as file:
+        np.savez(file, images=np.zeros((4, 11, 12, 12), np.float32))
+    ask = answer.answering(climatology, answer.Options(format="netcdf"))
+    if name == "northern.npz":
+        with pytest.raises(UserError, match="has seen"):
+            ask(tmp_path / name)
+        return
+    with h5netcdf.File(io.BytesIO(ask(tmp_path / name))) as file:
+        assert file.attrs["region"] == ("north_sea" if "sea" in name else "north")
+
+
 @pytest.mark.parametrize("name", ["boxi_0034.test.reflbt0.ns.h5", "roxi_0008.h5", "afternoon.h5", "afternoon.npz"])
 def test_regions_that_it_never_saw_are_answered(model, tmp_path, name):
     images = np.load(EXAMPLE)["images"]

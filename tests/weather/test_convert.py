@@ -197,6 +197,22 @@ def test_a_data_set_that_is_there_is_not_replaced(source, tmp_path, monkeypatch,
     assert convert(storage, "mine")["digest"] == convert(storage, "mine")["digest"]
 
 
+@pytest.mark.parametrize(
+    ("name", "target", "refusal"),
+    [
+        ("mine", "w4c22", "tables read other data under this name"),
+        ("mine", "generated-36", "tables read other data under this name"),
+        ("mine", "../audio/mine", "cannot name a data set"),
+        ("../weather/mine", None, "cannot name a data set"),
+    ],
+)
+def test_a_conversion_takes_no_name_of_other_data(source, tmp_path, monkeypatch, name, target, refusal):
+    monkeypatch.setattr(module, "ray_cluster", contextlib.nullcontext)
+    with pytest.raises(UserError, match=refusal):
+        convert(Storage.open(tmp_path), name, target)
+    assert [path.name for path in (tmp_path / "data").rglob("dataset.json")] == ["dataset.json"]
+
+
 @pytest.mark.slow
 def test_ray_converts_as_a_plain_process_does(source, tmp_path):
     folder, info = source

@@ -24,7 +24,9 @@ from retable.platform.errors import UserError
 from retable.platform.execute.session import ray_cluster
 from retable.platform.execute.streams import stream
 from retable.platform.spec.arrays import Array
+from retable.platform.spec.task import data_folder
 from retable.platform.store.storage import Storage
+from retable.tasks.weather.config import DATA_LENGTHS
 from retable.tasks.weather.w4c.frames import COLUMN, FRAMES_PER_FILE, Frames, part_path
 from retable.tasks.weather.w4c.layout import CSV, find_csv
 from retable.tasks.weather.w4c.preprocess import HIGH, LOW
@@ -64,18 +66,20 @@ def convert(storage: Storage, name: str, target: str | None = None) -> dict[str,
         target: the new data set; by default `<name>-parquet`.
 
     Raises:
-        UserError: as `transfer` does.
+        UserError: as `transfer` does, and where a name is that of other data or none of a data set.
 
     """
     target = target or f"{name}-parquet"
     if target == name:
         raise UserError(f"{name}: the converted data set needs another name; choose --target {name}-parquet")
-    place = storage / f"data/weather/{target}"
+    if target in DATA_LENGTHS:
+        raise UserError(f"--target {target}: tables read other data under this name; choose another one")
+    source, place = (data_folder(storage, "weather", each) for each in (name, target))
     made = place.read_json("dataset.json").get("converted_from", {}) if place.exists("dataset.json") else {"name": name}
     if made.get("name") != name or any(each.isdecimal() for each in place.list()):
         raise UserError(f"{place} holds other data; choose another --target")
     with ray_cluster():
-        return transfer(storage / f"data/weather/{name}", place, target)
+        return transfer(source, place, target)
 
 
 def transfer(source: Storage, target: Storage, name: str) -> dict[str, Any]:
