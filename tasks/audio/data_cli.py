@@ -229,6 +229,8 @@ def import_(
     if name.startswith(GENERATED):
         raise UserError(f"--name {name}: is the name of other recordings; choose another")
     if source.is_dir():
+        if folder:
+            raise UserError("--folder: is for a CSV; leave it out")
         place = data_folder(where, name)
         lists = exclude or []
         how: Any = {"features": features, "exclusions": lists, "workers": workers, "replacing": replace}

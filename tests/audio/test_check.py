@@ -63,13 +63,13 @@ def test_each_defect_is_one_line_that_names_its_file(sounds, tmp_path):
 
 def test_tables_are_checked_with_what_they_list(sounds):
     table = sounds / "captions.csv"
-    lines = ["file,caption,source,split", '"a, b.wav",x,freesound:1,training', "d.ogg,,,", "away.wav,y,,"]
-    table.write_text("\n".join([*lines, "e.mp3,z,freesound:1,test"]) + "\n")
+    lines = ["file,caption,source,split", '"a, b.wav",x,freesound:1@0,training', "d.ogg,,,", "away.wav,y,,"]
+    table.write_text("\n".join([*lines, "e.mp3,z,freesound:1@10,test"]) + "\n")
     for found in (check(sounds), check(table)):
         assert len(found) == 3
         assert "d.ogg: no caption" in found[0]
         assert found[1].startswith("away.wav: missing")
-        assert "of the test set, from freesound:1 as a, b.wav of the training set" in found[2]
+        assert "of the test set, from freesound:1@10 as a, b.wav of the training set" in found[2]
     table.write_text("file,caption,split\nd.ogg,x,middle\n")
     assert check(table) == [f"{table}: there is no split 'middle'; write training, validation or test"]
 

@@ -135,3 +135,8 @@ def test_a_set_is_replaced_only_where_that_is_wanted(storage, esc):
         data_cli.make(size="tiny", name="scen", storage=str(storage))
     data_cli.make(**{**options, "training": 3}, replace=True)
     assert place.read_json("dataset.json")["rows"]["training"] == 3
+
+
+def test_a_folder_of_the_collections_takes_no_other_folder(table, storage):
+    with pytest.raises(UserError, match=r"--folder: is for a CSV; leave it out"):
+        data_cli.import_(table.parent, storage=str(storage), folder=table.parent)

@@ -217,3 +217,47 @@ def test_an_import_mends_a_broken_table_and_older_data_sets_are_described(storag
     place.write_json("dataset.json", older)
     with pytest.raises(UserError, match="of an older version; make or import it again"):
         augment_dataset(place, "keywords")
+
+
+def test_an_import_of_nothing_is_refused_and_keeps_the_set_before(storage, tmp_path):
+    """Headers say nothing of silence: all was left out, and the good set of before with it."""
+    place, table = folder(storage, "mine"), own_files(tmp_path, ROWS)
+    importer.import_own(table, place, "mine")
+    info = place.read_json("dataset.json")
+    for file, _, _ in ROWS:
+        soundfile.write(tmp_path / file, np.zeros(96000), 32000)
+    for where in (place, folder(storage, "new")):
+        with pytest.raises(UserError, match=r"none of 3 recordings can be read; the first: .*a\.wav: silent"):
+            importer.import_own(table, where, "mine")
+    assert place.read_json("dataset.json") == info and check(place) == []
+
+
+def test_a_column_of_sources_moves_no_training_recording_to_the_test(storage, tmp_path):
+    place, table, names = folder(storage, "mine"), tmp_path / "mine.csv", [f"{n}.wav" for n in range(20)]
+    for number, file in enumerate(names):
+        soundfile.write(tmp_path / file, np.random.default_rng(number).uniform(-0.3, 0.3, 6400), 32000)
+
+    def splits(listing):
+        table.write_text(listing)
+        importer.import_own(table, place, "mine")
+        return {each.file: each.split for each in read_recordings(place)}
+
+    plain = "file,caption\n" + "".join(f"{file},x\n" for file in names)
+    before = splits(plain)
+    single = splits("file,caption,source\n" + "".join(f"{file},x,freesound:{file}\n" for file in names))
+    assert single == before == splits(plain), "nor does taking the column away"
+    pairs = splits("file,caption,source\n" + "".join(f"{f},x,site{n // 2}\n" for n, f in enumerate(names)))
+    assert {file for file, split in before.items() if split == "training"} <= {
+        file for file, split in pairs.items() if split == "training"
+    }
+
+
+@pytest.mark.parametrize("features", ["waveform", "mel"])
+def test_equal_sounds_that_are_too_short_for_a_fingerprint_are_leaks(storage, tmp_path, features):
+    place, table = folder(storage, "mine"), own_files(tmp_path, ROWS)
+    for file, seed in (("a.wav", 1), ("b.wav", 2), ("held.wav", 2)):
+        soundfile.write(tmp_path / file, np.random.default_rng(seed).uniform(-0.3, 0.3, 16000), 32000)
+    info = importer.import_own(table, place, "mine", features=features)
+    assert info["leaks"] == 1 and [each.leak for each in read_recordings(place)] == [False, True, False]
+    assert place.read_json(leaks.LEAKS) == [{"recording": 1, "file": "b.wav", "signs": ["sound"], "of": ["held.wav"]}]
+    assert check(place) == []

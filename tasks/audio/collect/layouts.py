@@ -228,7 +228,8 @@ def own(table: Path, folder: Path | None = None, before: Mapping[str, str] | Non
     Args:
         table: the CSV.
         folder: what names of files are relative to; None: the CSV's own, or the one named like the CSV beside it.
-        before: the splits of an earlier import, by `origin`: they stay, and new sources alone are dealt.
+        before: the splits of an earlier import, by `origin` and by normalised file: they stay, and new sources alone
+            are dealt.
 
     Raises:
         UserError: where the CSV is missing or lacks a column, or names a split that does not exist.
@@ -327,12 +328,17 @@ def _deal(entries: Sequence[Entry], before: Mapping[str, str]) -> Iterator[Entry
     """Yield entries with their splits: whole sources, in the order of their hashes, until a split has its share.
 
     A source larger than what a split still wants is passed over, unless all are: then it takes the smallest one. The
-    largest source is trained on. Sources that have a split from before keep it.
+    largest source is trained on. Sources that have a split from before keep it; one with files of several is trained on
+    if any of them was.
     """
     groups = grouped((origin(entry.source, entry.file), entry) for entry in entries)
     order = sorted(groups, key=lambda key: hashlib.sha256(key.encode()).digest())
     sizes = {key: len(groups[key]) for key in order}
-    splits = {key: before[key] for key in order if key in before}
+    earlier = {
+        key: [before[name] for name in (key, *(normalised(each.file) for each in groups[key])) if name in before]
+        for key in order
+    }
+    splits = {key: "training" if "training" in each else each[0] for key, each in earlier.items() if each}
     largest = max(reversed(order), key=sizes.__getitem__) if order else ""
     free = [key for key in order if key not in splits and (key != largest or splits)] if len(order) > 2 else []
     for others, (split, share) in zip((1, 0) if free else (), SHARES.items(), strict=False):

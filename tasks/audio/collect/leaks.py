@@ -4,7 +4,7 @@ Four signs: the same source (a Freesound id), the same title, a published list o
 compared by a fingerprint of the mel spectrogram after Haitsma and Kalker (2002, *A Highly Robust Audio Fingerprinting
 System*): whether the energy's difference between neighbouring bands grows or falls over time, 32 bits for every 10 ms.
 It survives cropping at any place, another loudness and lossy encoding; not another speed or pitch, a cut below 2 s, or
-resampling below 22 kHz.
+resampling below 22 kHz. Shorter sounds are found where they are equal byte for byte.
 """
 
 from __future__ import annotations

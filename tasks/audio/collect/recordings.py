@@ -187,9 +187,11 @@ def write_shards(
         workers: processes that decode; with more than one, decoders must be picklable.
         stamps: what each recording's sound depends on besides what is known of it, such as its file's time of change:
             where one has changed, the shard is written again.
+
+    Raises:
+        UserError: if no recording can be decoded; an earlier data set then stays as it is.
     """
     everything = list(items)
-    folder.remove("dataset.json")
     written = Written([], {split: [] for split in SPLITS}, {}, {}, [], [], [])
     done = 0
     with _pool(workers) as work:
@@ -208,6 +210,10 @@ def write_shards(
             written.places.extend(done + place for place in range(len(plan)) if str(place) not in said["broken"])
             done += len(plan)
             show(done, len(everything))
+    if not written.recordings:
+        first = f"; the first: {written.left_out[0]}" if written.left_out else ""
+        raise UserError(f"{folder}: none of {done} recordings can be read{first}")
+    folder.remove("dataset.json")
     for old in set(folder.list("audio")) - {*written.starts}:
         folder.remove(f"audio/{old}")
     return written
@@ -326,6 +332,7 @@ def _write_shard(
             said["odd"] += kept[2]
         said["sound"] = _sha256(sounds)
         if sounds:
+            folder.remove("dataset.json")  # it is no longer that of the shards
             numbers = np.arange(first, first + len(sounds))
             table = pa.table({"recording": numbers, "audio": pa.array(sounds, pa.binary())})
             table = table.replace_schema_metadata({"shard": json.dumps(said)})

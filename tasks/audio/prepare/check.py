@@ -127,7 +127,7 @@ def _overlaps(listed: Sequence[tuple[str, str, str]]) -> Iterator[str]:
     splits: dict[str, tuple[str, str]] = {}
     for source, split, file in listed:
         if source:
-            other, first = splits.setdefault(source, (split, file))
+            other, first = splits.setdefault(source.split("@")[0], (split, file))
             if other != split:
                 remedy = "its import marks it as a leak" if "training" in (split, other) else "scores count it twice"
                 yield f"{file}: of the {split} set, from {source} as {first} of the {other} set; {remedy}"
