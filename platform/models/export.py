@@ -160,6 +160,12 @@ def read_json(metadata: Mapping[str, str], key: str, name: str, remedy: str) -> 
     raise UserError(f"{name}: its metadata `{key}` are missing or no JSON object; {remedy}")
 
 
+def check_name(file: Path, suffix: str = ".safetensors") -> None:
+    """Refuse, with a UserError, a file that has another ending than files of its kind."""
+    if file.suffix != suffix:
+        raise UserError(f"{file}: call it {file.stem}{suffix}, so that it is known for what it is")
+
+
 def export(
     task: str, run: str, storage: str, file: Path, suffix: str = ".safetensors", **options: object
 ) -> TrainedRun:
@@ -178,8 +184,7 @@ def export(
     """
     from retable.platform import api
 
-    if file.suffix != suffix:
-        raise UserError(f"{file}: call it {file.stem}{suffix}, so that it is known for what it is")
+    check_name(file, suffix)
     loaded = api.load(run, storage, task=task)
     data = contract.exporter(task).write_export(loaded, **options)
     Storage.open(file.expanduser().absolute().parent).write(file.name, data)

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 SOURCES = Path(__file__).with_name("sources.json")
 """The datasets that `fetch` knows."""
+Paintings = Annotated[
+    list[Path] | None,
+    typer.Option(help="Painting to train on, which --set 'style=[\"NAME\"]' then names; may be repeated."),
+]
 
 
 def fetch(
@@ -61,6 +65,7 @@ def make(
     name: Annotated[str, typer.Option(help="Name of the data set.")] = "generated",
     photographs: Annotated[int, typer.Option(help="Training pictures.", min=1)] = 400,
     seed: Annotated[int, typer.Option(help="Seed of the pictures.", min=0)] = 0,
+    painting: Paintings = None,
     replace: Replace = False,
 ) -> None:
     """Generate landscapes to train on, test photographs and a clip.
@@ -71,11 +76,13 @@ def make(
 
     if name == COCO:
         raise UserError(f"--name {name}: is the name of other pictures, which tables are made with; choose another")
-    if name == GENERATED and (photographs, seed) != (PHOTOGRAPHS, 0):
-        raise UserError(f"--name {name}: this set has {PHOTOGRAPHS} photographs and seed 0; choose another --name")
+    if name == GENERATED and (photographs, seed, painting) != (PHOTOGRAPHS, 0, None):
+        has = f"{PHOTOGRAPHS} photographs, seed 0 and no painting of yours"
+        raise UserError(f"--name {name}: this set has {has}; choose another --name")
     target = data_folder(Storage.open(storage), "style", name)
     check_new(target, replace)
-    console.print(f"{target}: {describe(make_generated(target, name, photographs, seed))}", markup=False)
+    made = make_generated(target, name, photographs, seed, painting or ())
+    console.print(f"{target}: {describe(made)}", markup=False)
 
 
 def check(
@@ -101,6 +108,7 @@ def import_(
     storage: Where = "results",
     test: Annotated[int, typer.Option(help="Pictures that become test photographs.", min=0)] = 10,
     every: Annotated[int, typer.Option(help="Of a video, one frame in so many is taken.", min=1)] = 24,
+    painting: Paintings = None,
     replace: Replace = False,
 ) -> None:
     """Make a data set of any pictures; broken ones are listed and left out.
@@ -111,10 +119,11 @@ def import_(
 
     target = data_folder(Storage.open(storage), "style", name)
     check_new(target, replace)
-    info = import_folder(folder, target, name, test, every)
+    info = import_folder(folder, target, name, test, every, painting or ())
     print_lines(info["left_out"], "left out: ")
     console.print(f"{target}: {describe(info)}, {len(info['test'])} for tests", markup=False)
-    console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
+    changes = {"data": name} | ({"style": [file.stem for file in painting]} if painting else {})
+    console.print(f"train on it: retable train style --scale paper {set_line(changes)}", markup=False)
 
 
 DATA = {"fetch": fetch, "make": make, "check": check, "import": import_}

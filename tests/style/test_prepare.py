@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from retable.platform.errors import UserError
 from retable.platform.execute.datasets import _make_set
-from retable.platform.spec.task import data_folder
+from retable.platform.spec.task import Source, data_folder
 from retable.platform.store.storage import Storage
 from retable.tasks.style import data, data_cli
 from retable.tasks.style.config import Config
@@ -267,6 +267,29 @@ def test_an_import_splits_all_sound_pictures(album, storage, where):
     assert [line.split(": ")[0].rsplit("/")[-1] for line in info["left_out"]] == ["empty.jpg", "text.png", "tiny.png"]
     assert len({path.split("/")[1].split(".")[0] for path in data.pictures_below(place)}) == 13
     assert describe(info) == "own pictures, 9 for training"
+
+
+@pytest.mark.parametrize("make", [import_folder, make_generated])
+def test_paintings_of_ones_own_are_in_the_set(album, storage, tmp_path, monkeypatch, make):
+    place, work = folder(storage, "mine"), tmp_path / "my work.png"
+    words = (album, place, "mine", 4, 24) if make is import_folder else (place, "mine", 2, 0)
+    picture(work, 7)
+    info = make(*words, [work])
+    assert info["crc32"].keys() >= {"paintings/my work.png"} and check(place) == []
+    found = data.painting(Source(place, info), "my work")
+    np.testing.assert_array_equal(found, np.asarray(Image.open(work)))
+    picture(tmp_path / "starry_night.jpg")
+    for wrong in ([tmp_path / "starry_night.jpg"], [work, work]):
+        before = contents(place)
+        with pytest.raises(UserError, match="a painting of that name already; rename it"):
+            make(*words, wrong)
+        assert contents(place) == before
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "index_folder", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        make(*words, [work])
+    with pytest.raises(UserError, match="unfinished") as raised:
+        prepare(Config(data="mine"), storage)
+    assert shlex.split(str(raised.value).split("`")[1])[-4:-2] == ["--painting", str(work)]
 
 
 def test_generated_pictures_replace_no_imported_ones(album, storage):

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import tempfile
 import zlib
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -152,8 +152,25 @@ def _digest(dataset: Storage, item: tuple[str, int]) -> tuple[bytes, int]:
     return hashlib.sha256(f"{path} {size} ".encode() + ends).digest(), zlib.crc32(data)
 
 
-def make_generated(dataset: Storage, name: str, photographs: int, seed: int) -> dict[str, Any]:
-    """Generate landscapes and a clip into `dataset`, beside the shipped pictures; return its info.
+def read_paintings(files: Sequence[Path]) -> dict[str, bytes]:
+    """Return pictures as files of a data set's `paintings/`: name -> PNG, upright and in sRGB.
+
+    Raises:
+        UserError: where one cannot be read, or has the name of another or of a painting that comes with the task.
+    """
+    found: dict[str, bytes] = {}
+    for file in files:
+        name = f"{file.stem}.png"
+        if name in found or file.stem in assets.paintings():
+            raise UserError(f"{file}: there is a painting of that name already; rename it")
+        found[name] = images.encode_png(images.read(file).pixels)
+    return found
+
+
+def make_generated(
+    dataset: Storage, name: str, photographs: int, seed: int, paintings: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Generate landscapes and a clip into `dataset`, beside the shipped pictures and `paintings`; return its info.
 
     Raises:
         UserError: where the folder holds other data, the disk is full, or nothing can be written there.
@@ -165,7 +182,8 @@ def make_generated(dataset: Storage, name: str, photographs: int, seed: int) -> 
     if foreign := _foreign(dataset):
         mine = "move it to the same place in a folder of your own beside it, NAME, and --set data=NAME"
         raise UserError(f"{dataset}/{foreign[0]}: not of this set, which is made anew; {mine}")
-    _begin(dataset, "make", "style", "--name", name, "--photographs", str(photographs), "--seed", str(seed))
+    works = read_paintings(paintings)
+    _begin(dataset, paintings, "make", "style", "--name", name, "--photographs", str(photographs), "--seed", str(seed))
     dataset.write("clip.mp4", generate.clip(seed))
     for name_of in assets.PAPER:
         dataset.write(f"paintings/{name_of}.jpg", assets.paintings()[name_of].read_bytes())
@@ -177,6 +195,8 @@ def make_generated(dataset: Storage, name: str, photographs: int, seed: int) -> 
         made = threaded(lambda number: encode_jpeg(generate.landscape(seed, 0, number)), range(photographs))
         for number, data in enumerate(counted(made, show, photographs)):
             dataset.write(f"training/{number:06d}.jpg", data)
+    for file, data in works.items():
+        dataset.write(f"paintings/{file}", data)
     return index_folder(dataset, name, source="generated", seed=seed, generator=generate.VERSION)
 
 
@@ -207,14 +227,22 @@ def _foreign(dataset: Storage) -> list[str]:
     return foreign if begun or not dataset.exists("clip.mp4") else [*foreign, "clip.mp4"]
 
 
-def _begin(dataset: Storage, *words: str) -> None:
+def _begin(dataset: Storage, paintings: Sequence[Path], *words: str) -> None:
     """Empty a data set's folder to write it anew, and note how to go on after an interruption: `retable data WORDS`."""
-    dataset.write_json(UNFINISHED, {"command": shlex.join(("retable", "data", *words))})
+    more = [word for painting in paintings for word in ("--painting", str(painting))]
+    dataset.write_json(UNFINISHED, {"command": shlex.join(("retable", "data", *words, *more))})
     for old in ("dataset.json", INDEX, "training", "test"):
         dataset.remove(old)
 
 
-def import_folder(source: Path, dataset: Storage, name: str, tests: int = 10, every: int = 24) -> dict[str, Any]:
+def import_folder(
+    source: Path,
+    dataset: Storage,
+    name: str,
+    tests: int = 10,
+    every: int = 24,
+    paintings: Sequence[Path] = (),
+) -> dict[str, Any]:
     """Make a data set of the pictures, and of the videos' frames, in a folder and those below it; return its info.
 
     The tests are those whose paths have the lowest SHA-256, so adding pictures changes few of them. Frames of videos
@@ -226,6 +254,7 @@ def import_folder(source: Path, dataset: Storage, name: str, tests: int = 10, ev
         name: the data set's name.
         tests: how many pictures become test photographs.
         every: of each video, the first frame of so many is taken.
+        paintings: pictures that trainings on the set can take their style from, by their names; see `read_paintings`.
 
     Returns:
         `dataset.json`; its `left_out` says of each file that is broken or too small what is wrong with it.
@@ -240,10 +269,18 @@ def import_folder(source: Path, dataset: Storage, name: str, tests: int = 10, ev
         raise UserError(f"--name {name}: is the name of other pictures, which tables are made with; choose another")
     _check_own(dataset, name, "imported")
     with tempfile.TemporaryDirectory(prefix="retable-") as converted:
-        return _import(source, dataset, name, tests, every, Path(converted))
+        return _import(source, dataset, name, tests, every, paintings, Path(converted))
 
 
-def _import(source: Path, dataset: Storage, name: str, tests: int, every: int, converted: Path) -> dict[str, Any]:
+def _import(
+    source: Path,
+    dataset: Storage,
+    name: str,
+    tests: int,
+    every: int,
+    paintings: Sequence[Path],
+    converted: Path,
+) -> dict[str, Any]:
     origin = Storage.open(source)
     # The target may lie in the folder that is imported, or be that folder by another name.
     inside = f"{os.path.realpath(dataset.root)}/" if dataset.is_local else "no folder"
@@ -261,7 +298,10 @@ def _import(source: Path, dataset: Storage, name: str, tests: int, every: int, c
     chosen = set(sorted(sound, key=lambda path: hashlib.sha256(path.encode()).digest())[:tests])
     import av  # here and below: a machine that only trains may lack it
 
-    _begin(dataset, "import", "style", str(source), "--name", name, "--test", str(tests), "--every", str(every))
+    works = read_paintings(paintings)
+    _begin(
+        dataset, paintings, "import", "style", str(source), "--name", name, "--test", str(tests), "--every", str(every)
+    )
 
     def transfer(move: tuple[str, str]) -> None:
         path, flat = move
@@ -276,6 +316,8 @@ def _import(source: Path, dataset: Storage, name: str, tests: int, every: int, c
                 dataset.write(f"training/videos/{Path(flat).stem}/{number:06d}.jpg", encode_jpeg(pixels))
         except av.FFmpegError as error:
             left_out.append(f"{origin.root}/{path}: {error.strerror}; frames before that are taken")
+    for file, data in works.items():
+        dataset.write(f"paintings/{file}", data)
     return index_folder(dataset, name, source="imported", origin=origin.root, left_out=left_out)
 
 
