@@ -27,6 +27,11 @@ SPLITS: Mapping[TrainOn, tuple[str, ...]] = {
 """`Config.train_on` -> the splits whose recordings are trained on."""
 
 
+def _check_share(config: object, name: str) -> None:
+    if not 0 <= getattr(config, name) <= 1:
+        raise ValueError(f"{name} {getattr(config, name)} is no probability")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Passt:
     """PaSST (Koutini et al. 2022), a vision transformer over mel spectrograms; the defaults are PaSST-N's."""
@@ -96,6 +101,9 @@ class Pretrained:
     frozen: bool = added(False)
     """Whether its weights stay as they are, and only the projection behind it is trained."""
 
+    def __post_init__(self) -> None:
+        _check_share(self, "dropout")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Untrained:
@@ -110,6 +118,7 @@ class Untrained:
 
     def __post_init__(self) -> None:
         check(self, "width", "depth", "heads", "vocabulary")
+        _check_share(self, "dropout")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
 
@@ -173,8 +182,8 @@ class Config:
         check(self, "projection", "batch", "epochs")
         check(self, "segment", "clip_seconds", "temperature", "learning_rate", least=0, above=True)
         check(self, "chunk", "steps", "patience", "warmup", "frequency_mask", "time_mask", least=0)
-        if not 0 <= self.augmentation <= 1:
-            raise ValueError(f"augmentation {self.augmentation} is no probability")
+        check(self, "final_learning_rate", "seed", least=0)
+        _check_share(self, "augmentation")
         if self.chunk and isinstance(self.audio, Cnn14):
             raise ValueError("chunk is not of the whole batch with cnn14, whose norms are over a batch; set chunk=0")
         if self.chunk and self.compile:

@@ -132,6 +132,16 @@ def test_patience_needs_validation_recordings_that_are_not_trained_on():
     assert child(patience=2, data="other").patience == 2
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"final_learning_rate": -1.0}, {"seed": -1}, {"text.dropout": 2.0}, {"text": "untrained", "text.dropout": -0.1}],
+)
+def test_numbers_that_no_training_can_use_are_refused(changes):
+    name = list(changes)[-1].removeprefix("text.")
+    with pytest.raises(UserError, match=f"{name} "):
+        override(Config(), changes)
+
+
 def test_what_a_parent_was_trained_on_counts(source):
     assert trained_on(child()) == "training_validation" and trained_on(child(train_on="all")) == "all"
     assert trained_on(child(data="other")) == "training"
@@ -165,6 +175,10 @@ def test_fine_tuning_waits_for_no_score_of_what_it_trains_on(source, storage):
     run = trained(source.storage, config(train_on="all", batch=4)).fingerprint
     again = finetune.settings(run, {**INFO, "name": "tiny"}, source.storage, {})
     assert (again.train_on, again.patience) == ("all", 0)
+    for narrower in ("training", "training_validation"):
+        line = f"--set train_on={narrower}: the weights of {run} were trained on more of tiny \\(train_on=all\\); leave it out"
+        with pytest.raises(UserError, match=line):
+            finetune.settings(run, {**INFO, "name": "tiny"}, source.storage, {"train_on": narrower})
     other = finetune.settings(run, INFO, source.storage, {})
     assert (other.train_on, other.patience) == ("training", 5)
 

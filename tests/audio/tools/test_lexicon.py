@@ -1,6 +1,7 @@
 """Words that a model was not trained on: endings, typing errors, anchors, and that files carry them."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from retable.tasks.audio.prepare.prepare import folder as data_folder
 from retable.tasks.audio.tools.embed import lexicon
 from retable.tasks.audio.tools.embed.lexicon import PREFIX, Anchors, anchors_of, table
 from retable.tasks.audio.tools.embed.words import read_words
+from retable.tasks.audio.tools.search import anchors as fitting
 from retable.tasks.audio.tools.search.anchors import GENERATOR, fit, sentences
 from retable.tasks.audio.tools.search.opening import open_embedder
 from retable.tasks.audio.world.captions import LEXICON
@@ -210,6 +212,13 @@ def test_without_a_data_set_the_words_of_the_generator_count_and_that_is_said(ow
     made = own("anchors", "model.safetensors", "esc")
     anchors = read_export(Path("model.safetensors").read_bytes(), "").anchors
     assert anchors.own == GENERATOR and "those of the generator; name others by --data" in made.output
+
+
+def test_without_a_data_set_the_file_says_which_folds_are_left_out(own, monkeypatch):
+    found = read_export(Path("model.safetensors").read_bytes(), "")
+    monkeypatch.setattr(fitting, "read_export", lambda data, name: replace(found, about={"test_folds": [1]}))
+    made = own("anchors", "model.safetensors", "esc")
+    assert "anchors by recordings of dog (1);" in made.output.replace("\n", " "), made.output
 
 
 @pytest.mark.parametrize(

@@ -110,3 +110,10 @@ def test_fewer_than_ten_whole_recordings_are_one_line(given):
     with pytest.raises(UserError, match=r"only 9 recordings can be decoded, not 10; .*mislabelled, it is text"):
         submission.submit([Listener()], captions, audio, out)
     assert not out.exists()
+
+
+def test_a_model_that_has_diverged_writes_nothing(given):
+    captions, audio, out = given
+    with pytest.raises(UserError, match=r"similarities are not finite; the training of a model has diverged"):
+        submission.submit([Listener(), Listener(float("nan"))], captions, audio, out)
+    assert not out.exists()

@@ -107,7 +107,8 @@ def submit(
         show: called with the recordings heard and in all, of all models.
 
     Raises:
-        UserError: where captions are missing or broken, or there are fewer than ten recordings that can be decoded.
+        UserError: where captions are missing or broken, there are fewer than ten recordings that can be decoded, or a
+            model's vectors are not finite.
     """
     wanted, files = read_captions(captions), audio_files(audio)
     broken: dict[Path, str] = {}
@@ -117,6 +118,8 @@ def submit(
         raise UserError(
             f"{audio}: only {len(whole)} recordings can be decoded, not {RANKS}; {next(iter(broken.values()))}"
         )
+    if not np.isfinite(similarity[:, whole]).all():
+        raise UserError("similarities are not finite; the training of a model has diverged: name an earlier run")
     names = [files[column].name for column in whole]
     write(out, ranked(similarity[:, whole], wanted, names))
     return [f"left out: {line}" for line in broken.values()]

@@ -3,7 +3,8 @@
 An anchor is a class of the captions' lexicon. Among words it is the mean static vector of all its sentences. Among
 sounds it is what the model makes of these sentences; of classes with labelled recordings it is the mean of each
 recording's segment that lies nearest to that. `retable audio anchors FILE FOLDER` fits an exported file to a folder in
-ESC's layout, without the fold that the model's data held out (else 5), and writes the anchors into the file.
+ESC's layout, without the fold that the data of `--data` held out (default: the file's own, else 5), and writes the
+anchors into the file.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def fit_file(file: Path, folder: Path, data: Sequence[str], storage: Storage) ->
     own = trained_words(data, storage) if data else GENERATOR
     model = found.embedder()
     folds = {storage.read_json(f"data/audio/{name}/dataset.json").get("test_fold", FOLD) for name in data}
-    heard = hear(model, folder, folds or {FOLD})
+    heard = hear(model, folder, folds or found.about.get("test_folds") or {FOLD})
     Storage.open(file.absolute().parent).write(file.name, with_anchors(before, fit(model, heard, own)))
     passed = Counter(row["category"] for row in listed(folder)[1] if row["category"] not in CLASSES)
     return Fitted({name: len(each) for name, each in heard.items()}, passed, len(own))

@@ -43,8 +43,8 @@ def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Map
         changes: fields that are to be otherwise.
 
     Raises:
-        UserError: where there is no such model, the set has no training captions, or a change fits no field or not the
-            model's weights.
+        UserError: where there is no such model, the set has no training captions, or a change fits no field, not the
+            model's weights, or trains on fewer splits of the same data than they were trained on.
     """
     captions = int(info["captions"].get("training", 0))
     if not captions:
@@ -66,6 +66,9 @@ def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Map
     own["chunk"] = base.chunk if base.chunk < batch else 0
     chosen = override(base, {**own, **changes, "patience": 0})
     _check_text(start, base, chosen)
+    if base.data == chosen.data and len(SPLITS[chosen.train_on]) < len(SPLITS[base.train_on]):
+        more = f"the weights of {start} were trained on more of {base.data} (train_on={base.train_on}); leave it out"
+        raise UserError(f"--set train_on={chosen.train_on}: {more}")
     waits = info["captions"].get("validation") and "validation" not in SPLITS[trained_on(chosen)]
     return override(chosen, {"patience": changes.get("patience", chosen.epochs if waits else 0)})
 
