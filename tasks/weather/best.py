@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from retable.platform.api import TrainedRun
 from retable.platform.errors import UserError
 from retable.platform.models.select import Choice, choose
+from retable.tasks.weather.config import trained_on_validation
 
 NAME = "weather"
 
@@ -28,7 +29,7 @@ def best(runs: Sequence[TrainedRun], threshold: float = 0.5) -> dict[str, Choice
     def score(run: TrainedRun) -> float:
         return run.score({"split": "validation", "threshold": threshold})["iou"]
 
-    scored = [run for run in runs if run.config.train_on == "training"]
+    scored = [run for run in runs if not trained_on_validation(run.config)]
     if runs and not scored:
         raise UserError(f"no run for {NAME}: all {len(runs)} were trained on the validation set; name one of them")
     return {NAME: choose(NAME, scored, score, f"validation IoU at {threshold:g}", comparable=comparable)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retable.platform.config import Parent, Scratch, Weights, added, check
+from retable.platform.config import Parent, Scratch, Weights, added, check, parent
 
 CORE_REGIONS = ("boxi_0015", "boxi_0034", "boxi_0076", "roxi_0004", "roxi_0005", "roxi_0006", "roxi_0007")
 TRANSFER_REGIONS = ("roxi_0008", "roxi_0009", "roxi_0010")
@@ -225,8 +225,8 @@ class Config:
         if set(self.left_out) == set(self.regions):
             raise ValueError("left_out names all regions; leave one to train on")
         check(self, "steps", "patience", "gradient_clamp", "rain_threshold", "holdout", least=0)
-        if self.patience and self.train_on != "training":
-            raise ValueError(f"patience waits for validation scores, but train_on={self.train_on}; set patience=0")
+        if self.patience and trained_on_validation(self):
+            raise ValueError("patience waits for scores on a validation set that is trained on; set patience=0")
         self._check_model()
 
     @property
@@ -255,6 +255,20 @@ class Config:
             for name, most in zip(("inputs", "forecast"), DATA_LENGTHS[self.data], strict=True):
                 if getattr(self, name) > most:
                     raise ValueError(f"{name} {getattr(self, name)}: {self.data} is laid out for at most {most}")
+
+
+def lineage(config: Config) -> list[Config]:
+    """Return a config and those of the runs that its run starts from, as far as they are of the same data."""
+    configs, ancestor = [config], parent(config)
+    while ancestor is not None:
+        configs += [ancestor] if ancestor.data == config.data else []
+        ancestor = parent(ancestor)
+    return configs
+
+
+def trained_on_validation(config: Config) -> bool:
+    """Return whether a run, or one that it starts from, is trained on the validation set."""
+    return any(each.train_on != "training" for each in lineage(config))
 
 
 PAPER = {"crop": "none", "mask": "zero"}

@@ -79,7 +79,7 @@ def write_export(run: TrainedRun, epoch: int = 0, motion: str = "none", **more: 
         UserError: where the epoch was not kept, the data are gone or show later rain, or the model does not move rain.
     """
     check_simulation(run.source)
-    check(run.config, override(View(), {"motion": motion}))
+    check(override(run.config, {"init": "scratch"}), override(View(), {"motion": motion}))  # nothing is scored
     config, size = run.config, int(run.source.info["size"])
     shape = {name: getattr(config, name) for name in ("inputs", "forecast", "rain_threshold")}
     said = export.about(run, epoch, size=size, regions=list(config.regions), motion=motion, **shape, **more)

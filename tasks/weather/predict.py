@@ -14,7 +14,7 @@ from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.train.worker import autocast, best_device, device_of
 from retable.tasks.weather import metrics
-from retable.tasks.weather.config import Config, Retrieval, View
+from retable.tasks.weather.config import Config, Retrieval, View, lineage, trained_on_validation
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.learner import sample_cost
 from retable.tasks.weather.metrics import thresholds, validated
@@ -60,17 +60,25 @@ def shards(config: Config, view: View, source: Source) -> Sequence[str]:
 def check(config: Config, view: View) -> None:
     """Refuse a view that moves what does not move, or that judges or tunes by what was trained on.
 
+    What a run starts from counts, too.
+
     Raises:
-        UserError: where the model is no retrieval, or sees one image, or the validation set was trained on.
+        UserError: where the model is no retrieval, or sees one image, or what is scored was trained on.
     """
-    if config.train_on != "training":
+    for before in lineage(config)[1:]:
+        if before.holdout != config.holdout:
+            held = f"has holdout={before.holdout}, this one {config.holdout}"
+            raise UserError(f"init: the run that it starts from {held}: it saw what is scored here; set them alike")
+        if seen := [region for region in config.left_out if region in before.trained_regions]:
+            raise UserError(f"init: the run that it starts from was trained on {seen[0]}; add it to its left_out")
+    if trained_on_validation(config):
         uses = {
             "split validation": view.split == "validation",
             f"threshold {view.threshold}": isinstance(view.threshold, str),
             "calibration isotonic": view.calibration == "isotonic",
         }
         for name in (name for name, used in uses.items() if used):
-            raise UserError(f"view.{name}: the run was trained on the validation set (train_on={config.train_on})")
+            raise UserError(f"view.{name}: the run, or one that it starts from, was trained on the validation set")
     if view.motion == "none":
         return
     if not isinstance(config.model, Retrieval):

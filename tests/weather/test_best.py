@@ -3,7 +3,7 @@
 import pytest
 
 from retable.platform.api import TrainedRun
-from retable.platform.config import override
+from retable.platform.config import flatten, override
 from retable.platform.errors import UserError
 from retable.platform.models.select import eligible_runs
 from retable.platform.spec.table import resolve
@@ -128,8 +128,14 @@ def test_a_run_that_was_trained_on_the_validation_set_is_passed_over(finished, s
     everything = finished(1, validation=0.9, test=0.1, train_on="training_and_validation")
     with pytest.raises(UserError, match="all 1 were trained on the validation set"):
         best([everything])
+    finished(3, validation=0.9, test=0.1, **child(train_on="training_and_validation"))
     good = finished(2, validation=0.3, test=0.2)
     assert chosen(storage).run.fingerprint == good.fingerprint
+
+
+def child(**parents):
+    """Return what makes a run go on from another one, which differs in these fields."""
+    return {"init": "parent", "init.overrides": tuple(flatten(config(**parents)).items())}
 
 
 @pytest.mark.parametrize(
@@ -140,6 +146,23 @@ def test_no_view_judges_or_tunes_by_a_validation_set_that_was_trained_on(view):
     joined = config(train_on="training_and_validation")
     with pytest.raises(UserError, match=f"view.{next(iter(view))}.*was trained on the validation set"):
         TASK.check(joined, override(View(), view))
+    later = config(**child(train_on="training_and_validation"))
+    with pytest.raises(UserError, match=f"view.{next(iter(view))}.*was trained on the validation set"):
+        TASK.check(later, override(View(), view))
+    TASK.check(config(**child(train_on="training_and_validation", data="other")), override(View(), view))
+    with pytest.raises(UserError, match="patience waits for scores on a validation set"):
+        override(later, {"patience": 1})
     TASK.check(joined, override(View(), {"split": "heldout", "calibration": "difference_mask"}))
-    with pytest.raises(UserError, match="patience waits for validation scores"):
+    with pytest.raises(UserError, match="patience waits for scores on a validation set"):
         config(train_on="training_and_validation", patience=1)
+
+
+def test_a_run_goes_on_from_none_that_was_trained_on_what_it_is_scored_on():
+    for changes, own, refusal in (
+        ({"holdout": 0}, {}, "init: the run that it starts from has holdout=0, this one 60"),
+        ({}, {"left_out": ["roxi_0004"]}, "init: the run that it starts from was trained on roxi_0004"),
+    ):
+        with pytest.raises(UserError, match=refusal):
+            TASK.check(config(**child(**changes), **own), View())
+        TASK.check(config(**child(data="other", **changes), **own), View())
+    TASK.check(config(**child(holdout=5, left_out=["roxi_0004"]), holdout=5, left_out=["roxi_0004"]), View())

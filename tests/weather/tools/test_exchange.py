@@ -25,6 +25,7 @@ from retable.tasks.weather.export import read_export, write_export
 from retable.tasks.weather.model import build
 from retable.tasks.weather.tools.forecasts import submission
 from retable.tasks.weather.tools.forecasts.exchange import official_forecasts, opened, write_netcdf
+from retable.tasks.weather.w4c.convert import transfer
 from retable.tasks.weather.w4c.layout import VERSION, Index
 from retable.tasks.weather.w4c.prepare import index_folder
 from tests.weather.files import Layout
@@ -87,6 +88,18 @@ def test_regions_and_years_that_a_run_was_not_trained_on(trained, tmp_path, caps
         cli.score(alone.fingerprint, storage.root, regions="roxi_0008", years="")
     with pytest.raises(UserError, match="'20x9' is no year"):
         cli.score(alone.fingerprint, storage.root, regions="", years="20x9")
+
+
+def test_a_conversion_of_the_data_that_a_run_was_trained_on_is_no_other_set(tmp_path):
+    storage = make(tmp_path / "results")
+    place = storage / "data/weather"
+    transfer(place / "tiny", place / "tiny-parquet", "tiny-parquet")
+    Layout(years=(2021,)).write(Path(place.root) / "more")
+    index_folder(place / "more", "more", "own")
+    name = run(storage, config(epochs=1, train_on="training_and_validation")).fingerprint
+    assert opened(name, storage.root, "validation", 0, 0.5, data="more").source.info["name"] == "more"
+    with pytest.raises(UserError, match="was trained on the validation set"):
+        opened(name, storage.root, "validation", 0, 0.5, data="tiny-parquet")
 
 
 @pytest.mark.slow
@@ -260,8 +273,10 @@ def test_an_epoch_that_was_not_kept_and_other_lengths_are_refused(trained, epoch
     with pytest.raises(UserError, match="epoch 7"):
         cli.submit([f"{epochs}@7"], tmp_path / "a.zip", storage.root, "test", 0, 0.5)
     short = run(storage, config(epochs=1, forecast=4)).fingerprint
-    with pytest.raises(UserError, match="the runs differ in forecast"):
-        cli.submit([folder.fingerprint, short], tmp_path / "a.zip", storage.root, "test", 0, 0.5)
+    early = run(storage, config(epochs=1, years=[2019])).fingerprint
+    for other, field in ((short, "forecast"), (early, "years")):
+        with pytest.raises(UserError, match=f"the runs differ in {field}"):
+            cli.submit([folder.fingerprint, other], tmp_path / "a.zip", storage.root, "test", 0, 0.5)
     assert not list(tmp_path.iterdir())
 
 

@@ -26,7 +26,7 @@ from retable.platform.spec.task import Source, find_table, table_at
 from retable.platform.store import provenance, weights
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
-from retable.tasks.weather.config import Config, View
+from retable.tasks.weather.config import Config, View, trained_on_validation
 from retable.tasks.weather.metrics import validated
 from retable.tasks.weather.model import convert_reference
 from retable.tasks.weather.predict import evaluate, load
@@ -123,7 +123,7 @@ def validation_scores(config: Config, state: Mapping[str, Tensor], source: Sourc
 
     None of a network that was trained on validation too.
     """
-    if config.train_on == "training_and_validation":
+    if trained_on_validation(config):
         return {}
     view, model = View(split="validation"), load(config, state, int(source.info["size"]))
     summaries = summaries_of(config, source, model, [view])

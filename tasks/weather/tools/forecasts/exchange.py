@@ -89,15 +89,21 @@ def opened(
     wanted = {"split": split, "epoch": own_epoch or epoch, "threshold": threshold, "motion": motion}
     view = resolve(override(View(), wanted), trained.config)
     elsewhere = bool(data) and data != trained.config.data
-    check(override(trained.config, {"train_on": "training"}) if elsewhere else trained.config, view)
     source, there = trained.source, {"regions": trained.config.regions, "years": trained.config.years}
     if elsewhere:
         source = other_source(trained.source, data, trained.config)
         there = {name: tuple(source.info[name]) for name in there}
+        elsewhere = origin(source) != origin(trained.source)
+    check(override(trained.config, {"data": data, "train_on": "training"}) if elsewhere else trained.config, view)
     check_simulation(source)
     # What was left out of training may well be scored.
     chosen = {"regions": tuple(regions) or there["regions"], "years": tuple(years) or there["years"], "left_out": ()}
     return Opened(trained, override(trained.config, {"data": data or trained.config.data, **chosen}), view, source)
+
+
+def origin(source: Source) -> str:
+    """Return the digest of a data set, or of the one that it was converted from."""
+    return str(source.info.get("converted_from", source.info)["digest"])
 
 
 def other_source(source: Source, data: str, config: Config) -> Source:
@@ -148,9 +154,8 @@ def official_forecasts(
         UserError: where the data set has no such inputs, or the runs are of different data.
     """
     first = members[0]
-    check_alike(
-        "submit", [member.config for member in members], ("data", "regions", "inputs", "forecast", "rain_threshold")
-    )
+    alike = ("data", "regions", "years", "inputs", "forecast", "rain_threshold")
+    check_alike("submit", [member.config for member in members], alike)
     config, source, view = first.config, first.source, first.view
     index = Index.read(source.folder, source.info, config.holdout)
     lengths = (config.inputs, config.forecast)
