@@ -176,7 +176,7 @@ def test_fine_tuning_waits_for_no_score_of_what_it_trains_on(source, storage):
     again = finetune.settings(run, {**INFO, "name": "tiny"}, source.storage, {})
     assert (again.train_on, again.patience) == ("all", 0)
     for narrower in ("training", "training_validation"):
-        line = f"--set train_on={narrower}: the weights of {run} were trained on more of tiny \\(train_on=all\\); leave it out"
+        line = rf"^--set train_on={narrower}: the weights of {run} were trained on more of tiny \(train_on=all\); leave"
         with pytest.raises(UserError, match=line):
             finetune.settings(run, {**INFO, "name": "tiny"}, source.storage, {"train_on": narrower})
     other = finetune.settings(run, INFO, source.storage, {})
