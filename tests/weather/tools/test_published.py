@@ -28,6 +28,19 @@ def test_attributes_that_lack_have_odims_defaults(tmp_path):
     assert found.grid.pixel == 2000 and found.grid.projdef == "+proj=utm +zone=33" and found.quantity == "rate"
 
 
+def test_texts_may_be_arrays_of_one_as_numbers_may(tmp_path):
+    path = odim(tmp_path / "a.h5", RAW.astype(float), "RATE", inner=True)
+    with h5py.File(path, "r+") as file:
+        groups = [file]
+        file.visititems(lambda _, group: groups.append(group))
+        for attributes in (group.attrs for group in groups):
+            for name, value in list(attributes.items()):
+                attributes[name] = [value]
+    found = describe(path)
+    assert np.array_equal(found.read(), capped(RAW)) and (found.time, found.quantity) == (TIME, "rate")
+    assert found.grid.projdef == "+proj=utm +zone=33"
+
+
 @pytest.mark.parametrize("relation", [(), {"zr_a": 300.0, "zr_b": 1.4}])
 def test_reflectivity_becomes_a_rate(tmp_path, relation):
     data = {"gain": 0.5, "offset": -32.0, "nodata": 199.0, "undetect": 0.0}

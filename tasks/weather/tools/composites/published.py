@@ -349,7 +349,7 @@ def _plain(formula: str) -> str:
 
 
 def _knmi_time(file: h5py.File, name: str) -> datetime:
-    text = _text(np.ravel(file["overview"].attrs[f"product_datetime_{name}"])[0])
+    text = _text(file["overview"].attrs[f"product_datetime_{name}"])
     return datetime.strptime(text.title(), "%d-%b-%Y;%H:%M:%S.%f")
 
 
@@ -519,8 +519,9 @@ def _number(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    """Return an attribute's text, stored with fixed or variable length."""
-    return value.decode() if isinstance(value, bytes) else str(value)
+    """Return an attribute's text, stored with fixed or variable length, perhaps as an array of one."""
+    text = np.ravel(value)[0]
+    return text.decode() if isinstance(text, bytes) else str(text)
 
 
 def _radar_grid(path: Path, where: Mapping[str, Any], shape: tuple[int, int]) -> Grid:
