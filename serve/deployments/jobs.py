@@ -180,7 +180,8 @@ class VideoQueue:
             if before == "running" and (mine := self.running):
                 mine.end()
                 self.changed.wait_for(lambda: self.running is not mine, timeout=_CHECKING)  # the next one may begin
-            self._end(job)
+            if self.jobs.get(id) is job:  # not removed meanwhile
+                self._end(job)
 
     def _write(self, job: Job, body: bytes) -> None:
         """Write a video and its state into a folder, which is gone again where it is not taken."""

@@ -201,6 +201,23 @@ def test_a_cancelled_video_is_gone_at_once_where_others_wait(desk, monkeypatch):
     assert time.monotonic() - begun < 100
 
 
+def test_a_video_that_is_removed_while_its_process_ends_does_not_come_back(desk, monkeypatch):
+    at = desk(slow)
+    id = create(at)
+    reach(at, id, "running")
+    wait_for = at.changed.wait_for
+
+    def removed_meanwhile(ended, timeout):
+        at.cancel(id)
+        return wait_for(ended, timeout)
+
+    monkeypatch.setattr(at.changed, "wait_for", removed_meanwhile)
+    at.cancel(id)
+    assert not (at.folder / id).exists()
+    at.close()
+    assert not desk().jobs
+
+
 @pytest.mark.parametrize(
     ("work", "why"),
     [(wrong, "the video: no frame can be decoded"), (broken, "a fault of the server's; its log says more")],
