@@ -351,7 +351,7 @@ def data_sets(storage: Storage, task: str) -> list[Storage]:
     Raises:
         UserError: where there are none.
     """
-    names = storage.list(f"data/{task}")
+    names = storage.folders(f"data/{task}")
     if not names:
         raise UserError(f"{storage}/data/{task}: no data sets; `retable data make {task}` generates one")
     return [storage / f"data/{task}/{name}" for name in names]

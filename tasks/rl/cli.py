@@ -195,19 +195,18 @@ def check(
     root = Storage.open(storage)
     if path is not None:
         given = Path(path).expanduser()
-        folder = (given / minari.METADATA).is_file()
         named = environment_name(env) if env else None
-        if folder:
-            defects, remarks = minari.inspect(given, named)
+        if (given / minari.METADATA).is_file():
+            defects, remarks = minari.inspect(given, named, simulator)
         elif given.is_dir():
             defects, remarks = data.check(given), []
         else:
             defects, remarks = data.inspect(given, named, simulator)
         print_lines(remarks, f"{given}: remark: ")
-        whose = "" if folder or defects else f" ({d4rl.published_as(given)})"
+        whose = "" if given.is_dir() or defects else f" ({d4rl.published_as(given)})"
         show_defects([(f"{given}{whose}", defects)])
         return
-    folders = [f"data/rl/{env}/{name}" for env in root.list("data/rl") for name in root.list(f"data/rl/{env}")]
+    folders = [f"data/rl/{env}/{name}" for env in root.folders("data/rl") for name in root.folders(f"data/rl/{env}")]
     if not folders:
         raise UserError(f"{root}/data/rl: no data sets; `retable data make rl --env hopper` records one")
     show_defects((root / below, data.check(root / below)) for below in folders)
@@ -249,6 +248,9 @@ def import_(
     storage: Where = "results",
     env: Annotated[str | None, typer.Option(help="Environment, where the metadata do not say it.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the data set (default: minari- and its id).")] = None,
+    simulator: Annotated[
+        str | None, typer.Option(help="Version of that environment, where the metadata do not say it (v5).")
+    ] = None,
     skip: Skip = "",
     mend: Mend = "",
     replace: Replace = False,
@@ -267,7 +269,7 @@ def import_(
         "replace": replace,
     }
     root, environment = Storage.open(storage), environment_name(env) if env else None
-    info = import_minari(source.expanduser(), root, environment, name, **how)
+    info = import_minari(source.expanduser(), root, environment, name, simulator, **how)
     _tell(info)
     changes = {"environment": info["environment"], "data": info["name"]}
     console.print(f"train on it: retable train rl {set_line(changes)}", markup=False)
@@ -334,6 +336,8 @@ def play(
             raise UserError(f"{run}: a file holds one epoch's weights; leave out --epoch {epoch}")
         task = find("rl")
         config, weights, source, written_for = _policy_file(Path(run).expanduser(), env)
+        if (policy, written_for) == ("bcq", "bc"):
+            raise UserError(f"{run}: holds policy bc; leave --policy out")
         view: Any = override(task.view(), {**changes, "policy": policy or written_for})
         console.print(f"{run}: a policy for {data.simulator(config.environment, source.info)}", markup=False)
         try:

@@ -219,7 +219,10 @@ def widths(config: Config, network: str, states: int, actions: int) -> tuple[int
     candidates = [
         (first, second)
         for first in range(1, full[0] + 1)
-        for second in range(max(1, round((first - 0.5) * ratio)), min(full[1], round((first + 0.5) * ratio)) + 1)
+        for second in range(
+            max(1, round((first - 0.5) * ratio)) if first > 1 else 1,
+            max(1, min(full[1], round((first + 0.5) * ratio))) + 1,
+        )
     ]
     return min(candidates, key=lambda hidden: abs(weight_count(network, states, actions, hidden) - wanted))
 

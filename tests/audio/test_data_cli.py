@@ -35,7 +35,9 @@ def test_ones_own_csv_becomes_a_data_set(table, storage, capsys):
     assert found["雨.wav"].captions == ("sound number 2",)
     wave = AudioShards(place, place.read_json("dataset.json")).waveform(found["雨.wav"].recording)
     assert np.abs(np.fft.rfft(wave)).argmax() * SAMPLE_RATE / len(wave) == pytest.approx(900)
-    data_cli.check(str(place), storage=str(storage))  # no typer.Exit: it is fine
+    storage.write("data/audio/.DS_Store", b"")
+    for path in (str(place), None):
+        data_cli.check(path, storage=str(storage))  # no typer.Exit: it is fine
     with pytest.raises(typer.Exit):
         data_cli.check(str(table), storage=str(storage))
     assert "broken.wav" in capsys.readouterr().out

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
+from retable.tasks.rl.cli import check
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.recordings.d4rl import published_as, sha256
 from tests.rl.d4rl_files import MIXED, Episodes, assert_columns, make_arrays, oracle, write
@@ -62,6 +63,17 @@ def test_converted_columns_are_the_naive_ones(episodes: Episodes, tail: int, var
     assert info["behaviour_return"] == pytest.approx(np.mean(returns)) and info["complete_episodes"] == len(returns)
     assert info["transitions"] == len(expected["step"]) and info["episodes"] == len(set(expected["episode"]))
     assert info["parts"] == -(-info["transitions"] // 4)
+
+
+def test_the_command_checks_a_folder_and_passes_over_stray_files(
+    converted: Storage, storage: Storage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(converted.root, storage=storage.root)
+    storage.write("data/rl/.DS_Store", b"")
+    storage.write("data/rl/Hopper/.DS_Store", b"")
+    storage.write("data/rl/notes.txt", b"")
+    check(storage=storage.root)
+    assert converted.root in capsys.readouterr().out.replace("\n", "")
 
 
 def test_only_a_published_file_becomes_d4rl(tmp_path: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:

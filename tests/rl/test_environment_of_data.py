@@ -98,9 +98,21 @@ def test_what_does_not_fit_is_refused_when_converted(
 
 def test_a_version_that_does_not_fit_is_refused_with_the_one_that_does(storage: Storage, tmp_path: Path) -> None:
     path = write(tmp_path / "a.hdf5", arrays_of(27, 8, 1.0))
-    with pytest.raises(UserError, match=r"Ant-v5 has .*; Ant-v4 fits: convert the data with --simulator v4"):
+    with pytest.raises(UserError, match=r"Ant-v5 has .*; Ant-v4 fits: convert or import the data with --simulator v4"):
         data.convert(path, storage, "Ant", "mine")
     assert data.convert(path, storage, "Ant", "mine", "v4")["simulator"] == "v4"
+
+
+def test_a_minari_set_that_names_no_environment_takes_a_version(storage: Storage, tmp_path: Path) -> None:
+    source = test_minari.write(tmp_path / "set", test_minari.MIXED, env_spec=None)
+    with pytest.raises(UserError, match="unknown environment 'Hopper-v9'"):
+        import_minari(source, storage, "Hopper", "mine", "v9")
+    assert "unknown environment 'Hopper-v9'" in inspect(source, "Hopper", "v9")[0][0]
+    words = ["data", "import", "rl", str(source), "--storage", storage.root, "--env", "hopper", "--name", "mine"]
+    command(*words, "--simulator", "v4")
+    assert data.provenance(data.folder(storage, "Hopper", "mine"))["simulator"] == "v4"
+    with pytest.raises(UserError, match=r"recorded in v5, not in v4; leave --simulator out"):
+        import_minari(minari(tmp_path / "other"), storage, version="v4")
 
 
 def test_data_that_do_not_fit_are_refused_before_ray_starts(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,4 +400,16 @@ def test_arguments_as_the_environment_has_them_anyway_are_no_settings(storage: S
 )
 def test_a_foreign_file_cannot_ask_for_hours(settings):
     assert "which is beyond 1 to" in refused_settings(settings)
+    for key in ("frame_skip", "max_episode_steps"):
+        assert "which is no whole number" in refused_settings({key: 2.5})
     assert not refused_settings({"frame_skip": 5, "max_episode_steps": 1000, "healthy_z_range": [0.8, 2.0]})
+
+
+@pytest.mark.parametrize(
+    "settings", [{"healthy_z_range": 1}, {"healthy_z_range": [1.0]}, {"reset_noise_scale": [1, 2]}]
+)
+def test_settings_with_which_no_step_is_possible_are_refused_when_planned(
+    storage: Storage, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=r"Hopper-v5 .*' cannot be (built here|stepped): "):
+        import_minari(minari(tmp_path / "set", env_spec={"kwargs": settings}), storage)

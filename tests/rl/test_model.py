@@ -135,6 +135,15 @@ def test_the_number_of_weights_is_the_papers(states, actions, counts):
         assert weight_count(name, states, actions, getattr(Config(), name)) == count
 
 
+@pytest.mark.parametrize("full", [(400, 1), (1, 1000), (750, 4), (4, 750)])
+@pytest.mark.parametrize("sparsity", [0.5, 0.9, 0.95])
+def test_unequal_widths_are_made_smaller_as_well(full, sparsity):
+    wanted = (1 - sparsity) * weight_count("vae", 17, 6, full)
+    found = widths(Config(vae=full, prune=SmallDense(sparsity=sparsity)), "vae", 17, 6)
+    step = weight_count("vae", 17, 6, (2, 2)) - weight_count("vae", 17, 6, (1, 1))
+    assert abs(weight_count("vae", 17, 6, found) - wanted) <= step
+
+
 @pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 0.9, 0.95, 0.99])
 @pytest.mark.parametrize("name", ["actor", "critic", "vae"])
 def test_a_small_dense_network_has_about_as_many_weights_as_a_pruned_one(name, sparsity):

@@ -60,6 +60,11 @@ def test_a_file_has_no_epochs(tmp_path, weights):
         played(tmp_path, weights, epoch=99)
 
 
+def test_a_file_of_behaviour_cloning_has_no_other_policy(tmp_path, weights):
+    with pytest.raises(UserError, match=r"policy\.rtsn: holds policy bc; leave --policy out"):
+        played(tmp_path, weights, policy="bcq")
+
+
 def test_what_is_too_large_to_be_a_policy_is_not_read(tmp_path):
     file = tmp_path / "other.rtsn"
     with file.open("wb") as out:

@@ -196,10 +196,11 @@ def test_a_mixed_file_that_is_converted_has_the_same_behaviour(policy: expert.Po
 
 
 @pytest.mark.parametrize(
-    ("seed", "mix"), [(100, []), (100 - LANES + 1, []), (100 - 2 * LANES + 1, ["expert", "random"])]
+    ("seed", "mix"),
+    [(100, []), (100 - LANES + 1, []), (100 - 2 * LANES + 1, ["expert", "random"]), (0, ["random"] * 99)],
 )
 def test_no_episode_begins_where_tables_begin_to_play(tmp_path: Path, seed: int, mix: list[str]) -> None:
-    with pytest.raises(UserError, match=f"seed {seed}: episodes would begin where those that tables play begin"):
+    with pytest.raises(UserError, match=f"seed {seed}: .* those that tables play begin; choose one (up to|from) [0-9]"):
         record("Hopper", Storage.open(tmp_path), transitions=ROWS, lanes=LANES, seed=seed, mix=mix)
 
 

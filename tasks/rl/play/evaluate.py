@@ -65,6 +65,8 @@ def refused_settings(settings: Any) -> str:
     bad = [key for key, value in settings.items() if not str(key).isidentifier() or not plain(value)]
     if bad:
         return f"{bad[0]!r} = {settings[bad[0]]!r}, which only numbers may be"
+    if part := [key for key in LONGEST if isinstance(settings.get(key), float)]:
+        return f"{part[0]!r} = {settings[part[0]]!r}, which is no whole number"
     given = ((key, settings.get(key, 1), most) for key, most in LONGEST.items())
     long = [key for key, value, most in given if isinstance(value, list) or not 0 < value <= most]
     return f"{long[0]!r} = {settings[long[0]]!r}, which is beyond 1 to {LONGEST[long[0]]}" if long else ""
@@ -147,7 +149,13 @@ def spaces(environment_id: str) -> Spaces:
     """
     environments = make(environment_id, 1)
     (states,), actions = environments.single_observation_space.shape or (0,), environments.single_action_space
-    environments.close()
+    try:
+        environments.reset(seed=0)
+        environments.step(np.zeros(environments.action_space.shape or (), np.float32))
+    except (TypeError, ValueError, IndexError, ArithmeticError) as error:  # settings that only a step reads
+        raise UserError(f"environment {environment_id!r} cannot be stepped: {str(error).splitlines()[0]}") from error
+    finally:
+        environments.close()
     name, _, text = environment_id.partition(" ")
     steps = _limit(name, json.loads(text or "{}"))
     assert steps is not None
@@ -167,7 +175,7 @@ def check_sizes(environment_id: str, states: int, actions: int, what: str) -> No
         fitting = [name for name in _other_versions(environment_id) if _fits(name, states, actions)]
         remedy = "give data of this environment, or name another"
         if fitting:
-            remedy = f"{fitting[-1]} fits: convert the data with --simulator {fitting[-1].rpartition('-')[2]}"
+            remedy = f"{fitting[-1]} fits: convert or import the data with --simulator {fitting[-1].rpartition('-')[2]}"
         raise UserError(f"{environment_id} has {sizes} observations and actions, {what} {(states, actions)}; {remedy}")
 
 

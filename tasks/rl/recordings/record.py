@@ -93,7 +93,8 @@ def record(
         raise UserError(f"cannot record {given}; give positive numbers")
     begun = range(seed, seed + lanes * max(1, len(mix)))
     if begun.start < PLAYED.stop and PLAYED.start < begun.stop:
-        elsewhere = f"choose one up to {PLAYED.start - len(begun)}, or from {PLAYED.stop} on"
+        below = f"up to {PLAYED.start - len(begun)}, or " * (len(begun) <= PLAYED.start)
+        elsewhere = f"choose one {below}from {PLAYED.stop} on"
         raise UserError(f"seed {seed}: episodes would begin where those that tables play begin; {elsewhere}")
     if unknown := [part for part in mix if part not in BEHAVIOURS]:
         raise UserError(f"no behaviour {unknown[0]!r} to mix{nearest(unknown[0], BEHAVIOURS)}")

@@ -50,7 +50,7 @@ def masks(recipe: Any) -> dict[str, Tensor]:
     """
     match recipe:
         case {"method": "random" | "erk", "sparsity": float(sparsity), "seed": int(), "layers": dict(networks)} if (
-            0 <= sparsity < 1 and all(_layers(parts) for parts in networks.values())
+            0 <= sparsity < 1 and networks.keys() <= set(NETWORKS) and all(map(_layers, networks.values()))
         ):
             pass
         case _:

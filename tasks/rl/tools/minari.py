@@ -62,6 +62,7 @@ def import_minari(
     storage: Storage,
     environment: str | None = None,
     name: str | None = None,
+    version: str | None = None,
     *,
     skip: Collection[int] = (),
     mending: bool = False,
@@ -74,6 +75,7 @@ def import_minari(
         storage: the root of everything that lasts.
         environment: a Gymnasium environment without version; not needed where the metadata name it.
         name: what the set is called; default: `minari-` and the last word of its id.
+        version: the environment's, such as `v4`; not needed where the metadata name it.
         skip: numbers of episodes that are left out.
         mending: whether wrong ends of episodes are mended; they are refused otherwise.
         replace: whether a data set of that name is given up.
@@ -84,7 +86,7 @@ def import_minari(
 
     """
     about = metadata(source)
-    info = identify(source, about, environment, name)
+    info = identify(source, about, environment, name, version)
     target = folder(storage, info["environment"], info["name"])
     check_new(target, replace)
     space = spaces(simulator(info["environment"], info))
@@ -93,11 +95,13 @@ def import_minari(
     return store(made.columns, made.returns, target, {**info, "files": files, **notes_of(made, skip)})
 
 
-def inspect(source: Path, environment: str | None = None, skip: Collection[int] = ()) -> tuple[list[str], list[str]]:
+def inspect(
+    source: Path, environment: str | None = None, version: str | None = None, skip: Collection[int] = ()
+) -> tuple[list[str], list[str]]:
     """Return a line for the first defect of a data set, by which it cannot be read, and its remarks."""
     try:
         about = metadata(source)
-        info = identify(source, about, environment or ("" if not about["env_spec"] else None), "any")
+        info = identify(source, about, environment or ("" if not about["env_spec"] else None), "any", version)
         space = spaces(simulator(info["environment"], info)) if info["environment"] else None
         made = read_minari(source, about, space, skip)
     except UserError as error:
@@ -126,7 +130,9 @@ def metadata(source: Path) -> dict[str, Any]:
     return about
 
 
-def identify(source: Path, about: Mapping[str, Any], environment: str | None, name: str | None) -> dict[str, Any]:
+def identify(
+    source: Path, about: Mapping[str, Any], environment: str | None, name: str | None, version: str | None = None
+) -> dict[str, Any]:
     """Return a dataset's source, name, environment, simulator, ..., from its metadata and the names that the user gave.
 
     Raises:
@@ -136,6 +142,8 @@ def identify(source: Path, about: Mapping[str, Any], environment: str | None, na
     spec = re.fullmatch(r"(?:.*/)?([\w.-]+)-(v\d+)", str(about["env_spec"].get("id", "")), re.ASCII)
     if spec and environment not in (None, spec[1]):
         raise UserError(f"{source}: recorded in {spec[1]}-{spec[2]}, not in {environment!r}; leave the environment out")
+    if spec and version not in (None, spec[2]):
+        raise UserError(f"{source}: recorded in {spec[2]}, not in {version}; leave --simulator out")
     if not spec and environment is None:
         raise UserError(f"{source}/{METADATA}: 'env_spec' names no environment; give it with --env")
     identity = str(about.get("dataset_id") or source.name)
@@ -146,7 +154,7 @@ def identify(source: Path, about: Mapping[str, Any], environment: str | None, na
         "source": "minari",
         "name": name,
         "environment": spec[1] if spec else environment,
-        "simulator": spec[2] if spec else "unknown",
+        "simulator": spec[2] if spec else version or "unknown",
         "generated": False,
         **({"settings": settings} if (settings := _settings(source, about["env_spec"])) else {}),
         **(

@@ -90,6 +90,7 @@ BROKEN = {
     "nothing that can be drawn: a layer without rows": {**SAID, "layers": {"vae": [["e1", 0, 5]]}},
     "nothing that can be drawn: no list": {**SAID, "layers": {"vae": "e1"}},
     "nothing that can be drawn: not said": None,
+    "nothing that can be drawn: of no network": {**SAID, "layers": {"other": SAID["layers"]["vae"]}},
     "more than": {**SAID, "layers": {"vae": [["e1", 1 << 22, 1 << 22]]}},
 }
 
