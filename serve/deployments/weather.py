@@ -194,7 +194,7 @@ def joined(members: Sequence[Array], wanted: Wanted) -> Array:
     if len(members) == 1:
         return members[0]
     try:
-        view = View(threshold=wanted.threshold)
+        view = View(threshold=wanted.threshold) if wanted.combine == "vote" else View()
         given = [maps.Member(str(place), view, steps, {}) for place, steps in enumerate(members, 1)]
         join = majority_vote if wanted.combine == "vote" else mean_probability
         return join("", given)["probability"]

@@ -108,10 +108,12 @@ def with_index(models: Sequence[Model], index: str, anyway: bool, storage: Stora
     which all words are alike, gives way to the zoo's, unless it was named.
 
     Raises:
-        UserError: where there is no such index, or its model, or the one named, is of the smoke scale.
+        UserError: where there is no such index, several are named, or its model or the one named is of the smoke scale.
     """
     others = [model for model in models if model.task != "audio"]
     own = [model for model in models if model.task == "audio"]
+    if (several := len({model.sha256 for model in own if model.why == NAMED})) > 1:
+        raise UserError(f"--run names {several} runs of audio, which serves one; leave out all but one")
     if index and not own:
         raise UserError(f"--index {index}: no model of audio is served; name the task audio, too")
     if index:

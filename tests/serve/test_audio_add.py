@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import socket
 import tempfile
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -224,6 +225,9 @@ def test_a_model_of_the_smoke_scale_gives_way_unless_it_was_named(tmp_path, caps
     named = models.Model(task="audio", name="audio", sha256="0" * 64, about=smoke.about, why=choice.NAMED)
     with pytest.raises(UserError, match="--anyway"):
         choice.with_index([named], "", False, storage)
+    with pytest.raises(UserError, match="--run names 2 runs of audio, which serves one; leave out all but one"):
+        choice.with_index([named, replace(named, sha256="1" * 64)], "", True, storage)
+    assert choice.with_index([named, named], "", True, storage) == [named]
 
 
 @pytest.mark.slow

@@ -385,6 +385,23 @@ def test_the_zoo_is_exported_by_digest(storage):
     assert server.curl(model, address.Address("127.0.0.1", 1)).startswith("curl -s --data-binary @photograph.jpg")
 
 
+@pytest.mark.parametrize(
+    ("task", "name", "asked"),
+    [
+        ("weather", "w", "'http://127.0.0.1:1/v1/weather?region=north%20%26%20sea'"),
+        (
+            "style",
+            "black & 'white'",
+            """-o 'black & '"'"'white'"'"'.png' 'http://127.0.0.1:1/v1/style/black%20%26%20""",
+        ),
+        ("rl", "a b", "'http://127.0.0.1:1/v1/rl/a%20b?model=c%26d'"),
+    ],
+)
+def test_the_line_for_curl_may_name_anything(task, name, asked):
+    model = models.Model(task=task, name=name, variant="c&d", sha256="1" * 64, about={"regions": ["north & sea"]})
+    assert asked in server.curl(model, address.Address("127.0.0.1", 1))
+
+
 def test_a_port_that_is_taken_is_one_line():
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         with pytest.raises(UserError, match="choose another"):

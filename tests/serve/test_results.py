@@ -89,7 +89,8 @@ def test_a_model_is_a_cells_run_at_the_epoch_that_was_read(about, view, same):
 
 
 def test_nothing_says_where_it_lies(storage):
-    secrets = {"note": f"kept in {storage}/runs", "changes": {"init": "/secret/place/x", "data": "s3://secret"}}
+    changes = {"init": "/secret/place/x", "data": "s3://secret", "words": ["~/secret", ["../secret"]]}
+    secrets = {"note": f"kept in {storage}/runs", "changes": changes}
     web.keep(storage, web.table(**secrets), "weather-table1-smoke")
     web.keep(storage, web.table("weather/figure1", figure=True, columns=(), rows=()), "weather-figure1-smoke", b"PNG")
     made = web.application(storage=storage)
@@ -97,6 +98,21 @@ def test_nothing_says_where_it_lies(storage):
         body = ask(made, "GET", path)[2].decode()
         assert str(storage) not in body and "secret" not in body, path
     assert ask(made, "GET", "/v1/tables/weather/figure1/picture")[2] == b"PNG"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("{}", "STORAGE"),
+        ("in '{}/runs', {}.", "in 'STORAGE/runs', STORAGE."),
+        ("a\n{}\tb", "a\nSTORAGE\tb"),
+        ("https://x.org{}/a {}s {}-b", "https://x.org{}/a {}s {}-b"),
+        ("file://{}/a", "file://STORAGE/a"),
+    ],
+)
+def test_the_storage_is_hidden_where_it_is_a_path_and_nothing_else_is(storage, said, shown):
+    web.keep(storage, web.table(note=said.replace("{}", str(storage))), "weather-table1-smoke")
+    assert got(storage, "/v1/tables/weather/table1")["note"] == shown.replace("{}", str(storage))
 
 
 @pytest.mark.parametrize(
@@ -194,6 +210,11 @@ def test_the_example_is_one_that_a_forecaster_of_its_size_reads():
     elsewhere = {**web.WEATHER, "regions": ["roxi_0007"]}
     network = web.application([Model(task="weather", name="x", sha256="a", about=elsewhere)])
     assert ask(network, "GET", "/v1/weather/example")[0] == 200, "a network forecasts any region"
-    for about in ({**web.WEATHER, "size": 252}, {**elsewhere, "config": {"model": "climatology"}}, {}):
+    for about in (
+        {**web.WEATHER, "size": 252},
+        {**web.WEATHER, "inputs": 2},
+        {**elsewhere, "config": {"model": "climatology"}},
+        {},
+    ):
         other = web.application([Model(task="weather", name="x", sha256="a", about=about)])
         assert problem(ask(other, "GET", "/v1/weather/example"))[0] == 404

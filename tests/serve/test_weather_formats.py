@@ -87,6 +87,7 @@ def test_an_ensemble_is_that_of_the_tables():
     with pytest.raises(Problem, match="not a multiple") as refused:
         weather.joined(members, weather.Wanted(combine="vote", threshold=0.333))
     assert refused.value.status == 422
+    assert np.array_equal(weather.joined(members, weather.Wanted(combine="mean", threshold=0.333)), mean)
     with pytest.raises(Problem, match="join like with like"):
         weather.joined([members[0], members[1][:1]], weather.Wanted())
 
@@ -105,9 +106,11 @@ def test_members_are_named_each_once():
     models = [Model(task="weather", name="weather", variant=v, sha256=v * 64) for v in "abc"]
     assert members_of(models, "") == [] and members_of(models, "all") == models
     assert members_of(models, "c,a,c") == [models[2], models[0]] and members_of(models, "weather") == models
-    with pytest.raises(Problem, match="no forecaster 'd' is served") as refused:
-        members_of(models, "a,d")
-    assert refused.value.status == 404
+    assert members_of(models, " c , a") == [models[2], models[0]] and members_of(models, "Weather") == models
+    for words, status, why in (("a,d", 404, "no forecaster 'd' is served"), (", ", 422, "wanted names or digests")):
+        with pytest.raises(Problem, match=why) as refused:
+            members_of(models, words)
+        assert refused.value.status == status
 
 
 @pytest.mark.parametrize("region", ["boxi_0034", "nowhere", ""])

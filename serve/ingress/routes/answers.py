@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
 from collections.abc import Sequence
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import FastAPI, Path, Query, Request, Response
 
@@ -35,4 +36,4 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
 def curl(model: Model) -> tuple[str, str]:
     """Return the options of a `curl` that asks a model, and the rest of its address."""
     file = f"FILE{next(iter(model.about.get('files', ())), '')}"
-    return f" --data-binary @{file}", f"/{model.name}?file={file}"
+    return f" --data-binary @{file}", f"/{quote(model.name)}?file={file}"

@@ -4,6 +4,7 @@
 import json
 from collections.abc import Sequence
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import FastAPI, Path, Query, Request, Response
 
@@ -54,4 +55,4 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
 def curl(model: Model) -> tuple[str, str]:
     """Return the options of a `curl` that asks a model, and the rest of its address."""
     row = json.dumps({"observations": [[0] * model.about.get("states", 17)]}, separators=(",", ":"))
-    return f" --json '{row}'", f"/{model.name}" + (f"?model={model.variant}" if model.variant else "")
+    return f" --json '{row}'", f"/{quote(model.name)}" + (f"?model={quote(model.variant)}" if model.variant else "")

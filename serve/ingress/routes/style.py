@@ -2,8 +2,10 @@
 
 # No `from __future__ import annotations` here; `serve/ingress/app.py` says why.
 import secrets
+import shlex
 from collections.abc import Sequence
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 from fastapi import FastAPI, Path, Query, Request, Response
 
@@ -124,4 +126,5 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
 
 def curl(model: Model) -> tuple[str, str]:
     """Return the options of a `curl` that asks a model, and the rest of its address."""
-    return f" --data-binary @photograph.jpg -o {model.name}.png", f"/{model.name}?size=1024"
+    out = shlex.quote(f"{model.name}.png")
+    return f" --data-binary @photograph.jpg -o {out}", f"/{quote(model.name)}?size=1024"

@@ -30,8 +30,10 @@ from retable.serve.ingress.replies import Json, Problem, Reply
 from retable.serve.launch.models import Model, fills
 
 FOLDER = "report"
-_PLACE = re.compile(r"/|~|\w+://")
+_PLACE = re.compile(r"\.{0,2}/|~|\w+://")
 """How a value begins that says where something lies."""
+_BEFORE, _AFTER = r"(?:(?<![\w.-])|(?<=\\[bfnrt]))", r"(?![\w-])"
+"""What stands beside a path in JSON: no part of a longer one, but the escapes of control characters may be letters."""
 LARGEST = 64 << 20
 """Bytes of a kept table; a larger one is none of ours."""
 At = Annotated[str, Query(max_length=60, description="The scale, as `at` says in the list; none: the largest.")]
@@ -131,7 +133,7 @@ class Tables:
 
     def whole(self, part: FilledTable) -> Json:
         """Return all that is shown of a table."""
-        hidden = {path: "…" if _PLACE.match(str(value)) else value for path, value in part.changes.items()}
+        hidden = {path: "…" if is_place(value) else value for path, value in part.changes.items()}
         return self.heading(part) | {
             "about": about(replace(part, changes=hidden)),
             "apart": part.apart,
@@ -185,8 +187,14 @@ class Tables:
         """Return plain values as JSON, in which the storage is not named."""
         text = json.dumps(content, ensure_ascii=False, default=str)
         if self.storage:
-            text = text.replace(json.dumps(str(self.storage), ensure_ascii=False)[1:-1], "STORAGE")
+            place = re.escape(json.dumps(str(self.storage), ensure_ascii=False)[1:-1])
+            text = re.sub(_BEFORE + place + _AFTER, "STORAGE", text)
         return Reply(text.encode(), "application/json")
+
+
+def is_place(value: object) -> bool:
+    """Return whether a value, or an item of a list, says where something lies."""
+    return any(map(is_place, value)) if isinstance(value, (list, tuple)) else bool(_PLACE.match(str(value)))
 
 
 def read_table(storage: Storage, path: str) -> FilledTable | None:

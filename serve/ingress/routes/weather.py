@@ -4,6 +4,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 from fastapi import FastAPI, Query, Request, Response
@@ -12,7 +13,7 @@ from retable.platform.commit import code_root
 from retable.platform.errors import nearest
 from retable.serve.ingress.middleware import Ask, BodyReader, respond
 from retable.serve.ingress.openapi import Variant, body_of, files, named
-from retable.serve.ingress.replies import Problem, Reply
+from retable.serve.ingress.replies import Problem, Reply, wrong
 from retable.serve.launch.models import Model, choose
 
 EXAMPLE = code_root() / "tasks" / "weather" / "zoo" / "example" / "generated-36.npz"
@@ -65,31 +66,34 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
 
 
 def fits(data: bytes, about: Mapping[str, Any]) -> bool:
-    """Return whether a forecaster reads the example: its size and, of a climatology, its regions are those."""
+    """Return whether a forecaster reads the example: its size, inputs and, of a climatology, regions are those."""
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         anywhere = about.get("config", {}).get("model") != "climatology"
         known = anywhere or str(arrays["region"]) in about.get("regions", ())
-        return bool(arrays["truth"].shape[-1] == about.get("size") and known)
+        inputs, side = len(arrays["images"]), arrays["truth"].shape[-1]
+        return known and (about.get("inputs", inputs), about.get("size")) == (inputs, side)
 
 
 def members_of(models: Sequence[Model], words: str) -> list[Model]:
     """Return the models of an ensemble, each once; none where no words are given.
 
     Raises:
-        Problem: 404 where one is not served.
+        Problem: 404 where one is not served, 422 where words name none.
     """
     if words == "all":
         return list(models)
     members: dict[str, Model] = {}
-    for word in filter(None, words.split(",")):
-        chosen = [model for model in models if word in (model.name, model.variant, model.sha256)]
+    for word in filter(None, map(str.strip, words.split(","))):
+        chosen = [m for m in models if word.lower() == m.name.lower() or word in (m.variant, m.sha256)]
         if not chosen:
             raise Problem(404, f"no forecaster {word!r} is served{nearest(word, {model.name for model in models})}")
         members |= {model.sha256: model for model in chosen}
+    if words and not members:
+        raise wrong("members", repr(words), "names or digests, with commas, or all")
     return list(members.values())
 
 
 def curl(model: Model) -> tuple[str, str]:
     """Return the options of a `curl` that asks a model, and the rest of its address."""
     region = next(iter(model.about.get("regions", ())), "")
-    return " --data-binary @images.npz -o forecast.npz", f"?region={region}"
+    return " --data-binary @images.npz -o forecast.npz", f"?region={quote(region)}"
