@@ -148,6 +148,7 @@ def search(
     if as_json and aloud:
         raise UserError("--json and --play are mutually exclusive; leave one out")
     marks = [(number, True) for number in good or ()] + [(number, False) for number in bad or ()]
+    words = words if any(map(str.isalnum, words)) else ""  # punctuation is not heard
     if marks and not words:
         raise UserError("--good, --bad: a hit is marked for words; give some")
     opened = open_index(place)

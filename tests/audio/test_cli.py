@@ -130,7 +130,10 @@ def test_hits_are_marked_and_written_as_pairs(audio):
     marked = audio("search", "loud", "--good", "1", "--bad", "2").output.splitlines()
     assert marked[-1] == "2 marked; to fine-tune on them: retable audio pairs index FILE.csv"
     assert "hit 7: the last query has 2" in refused(audio("search", "loud", "--good", "1", "--good", "7"))
-    assert "a hit is marked for words" in refused(audio("search", "--like", "in/[red]Hund.wav", "--good", "1"))
+    for words in ((), ("...",)):
+        assert "a hit is marked for words" in refused(
+            audio("search", *words, "--like", "in/[red]Hund.wav", "--good", "1")
+        )
     assert "call it pairs.csv" in refused(audio("pairs", "index", "pairs.txt"))
     made = audio("pairs", "index", "good.csv")
     assert made.output.strip() == "good.csv: 3 pairs; 1 marked as bad are left out"

@@ -58,6 +58,8 @@ SHORTEST = 16
 """Compared frames, `STEP` apart, that a match needs: 1.3 s and the window."""
 CANDIDATES = 20
 """Alignments of a recording that are compared in full, those with the most hits first."""
+ROWS = 1 << 18
+"""Shared frames that are counted at once, about: steady tones share every frame with every other."""
 QUIET = 1e-4
 """Mean energy of a band below which a frame is taken for silence: it has no fingerprint."""
 
@@ -244,11 +246,18 @@ class HeldOut:
         frame = np.repeat(places, flips.shape[1])
         low, high = np.searchsorted(self._key, wanted, "left"), np.searchsorted(self._key, wanted, "right")
         count = high - low
-        rows = np.repeat(low, count) + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        shifts = self._frame[rows] - np.repeat(frame, count)
-        pairs, votes = np.unique(np.stack([self._owner[rows], shifts]), axis=1, return_counts=True)
-        best = np.argsort(-votes, kind="stable")[:CANDIDATES]
-        return [(int(owner), int(shift)) for owner, shift in pairs[:, best].T]
+        pairs: Array = np.zeros(0, np.int64)
+        votes: Array = np.zeros(0)
+        for part in np.split(np.arange(len(count)), 1 + np.flatnonzero(np.diff(np.cumsum(count) // ROWS))):
+            some = count[part]
+            rows = np.repeat(low[part], some) + np.arange(some.sum()) - np.repeat(np.cumsum(some) - some, some)
+            pair = (self._owner[rows] << 32) + self._frame[rows] - np.repeat(frame[part], some)
+            new, times = np.unique(pair, return_counts=True)
+            pairs, where = np.unique(np.concatenate([pairs, new]), return_inverse=True)
+            votes = np.bincount(where, np.concatenate([votes, times]))
+        best = pairs[np.argsort(-votes, kind="stable")[:CANDIDATES]]
+        owners = (best + (1 << 31)) >> 32  # shifts may be negative
+        return list(zip(owners.tolist(), (best - (owners << 32)).tolist(), strict=True))
 
 
 def _agree(differing: Array) -> bool:

@@ -211,8 +211,8 @@ def write_shards(
             done += len(plan)
             show(done, len(everything))
     if not written.recordings:
-        first = f"; the first: {written.left_out[0]}" if written.left_out else ""
-        raise UserError(f"{folder}: none of {done} recordings can be read{first}")
+        why = f"; the first: {written.left_out[0]}" if written.left_out else ""
+        raise UserError(f"{folder}: none of {done} recordings can be read{why}")
     folder.remove("dataset.json")
     for old in set(folder.list("audio")) - {*written.starts}:
         folder.remove(f"audio/{old}")
