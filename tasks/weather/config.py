@@ -129,6 +129,10 @@ class Bce:
     positive_weight: float | Literal["training_set"] = 2.577389
     """The reference's number, or dry over rainy pixels of the training set."""
 
+    def __post_init__(self) -> None:
+        if self.positive_weight != "training_set":
+            check(self, "positive_weight", least=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SoftIou:
@@ -143,6 +147,9 @@ class DiceFocal:
     weigh: Literal["positives", "whole"] = "positives"
     """What the weight multiplies: rainy pixels, or (the reference, by an older MONAI) the whole focal term."""
 
+    def __post_init__(self) -> None:
+        check(self, "positive_weight", least=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adamw:
@@ -153,6 +160,10 @@ class Adamw:
     fused: bool = added(False)
     """One pass over all weights for an update: faster, with other last bits than PyTorch's default."""
 
+    def __post_init__(self) -> None:
+        check(self, "learning_rate", least=0, above=True)
+        check(self, "weight_decay", least=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adabelief:
@@ -161,6 +172,10 @@ class Adabelief:
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     epsilon: float = 1e-16
+
+    def __post_init__(self) -> None:
+        check(self, "learning_rate", least=0, above=True)
+        check(self, "weight_decay", "epsilon", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +239,7 @@ class Config:
             raise ValueError(f"left_out {unknown[0]!r} is none of regions; name one of {', '.join(self.regions)}")
         if set(self.left_out) == set(self.regions):
             raise ValueError("left_out names all regions; leave one to train on")
-        check(self, "steps", "patience", "gradient_clamp", "rain_threshold", "holdout", least=0)
+        check(self, "steps", "patience", "gradient_clamp", "rain_threshold", "holdout", "seed", least=0)
         if self.patience and trained_on_validation(self):
             raise ValueError("patience waits for scores on a validation set that is trained on; set patience=0")
         self._check_model()
@@ -298,6 +313,7 @@ class View:
     reliability change, the order of forecasts does not; a threshold is of the probabilities before it."""
 
     def __post_init__(self) -> None:
+        check(self, "epoch", least=0)
         if isinstance(self.threshold, float):
             if not 0 < self.threshold < 1:
                 raise ValueError(f"threshold {self.threshold} is outside (0, 1)")

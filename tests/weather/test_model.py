@@ -21,6 +21,7 @@ from retable.tasks.weather.config import (
     Retrieval,
     Swin,
     UNet,
+    View,
     Vivit,
 )
 from retable.tasks.weather.model import build, convert_reference
@@ -110,12 +111,22 @@ def test_what_a_config_accepts_can_be_built(model, crop, shift, inputs, forecast
         ({"model": "vivit", "model.heads": 7}, "heads 7 does not divide dim 400"),
         ({"holdout": -1}, "holdout -1 is below 0"),
         ({"gradient_clamp": -1.0}, "gradient_clamp -1.0 is below 0"),
+        ({"seed": -1}, "seed -1 is below 0"),
+        ({"optimizer.learning_rate": -1}, "learning_rate -1.0 is not above 0"),
+        ({"optimizer.weight_decay": -1}, "weight_decay -1.0 is below 0"),
+        ({"optimizer": "adabelief", "optimizer.learning_rate": 0}, "learning_rate 0.0 is not above 0"),
+        ({"optimizer": "adabelief", "optimizer.epsilon": -1}, "epsilon -1.0 is below 0"),
+        ({"loss.positive_weight": -1}, "positive_weight -1.0 is below 0"),
+        ({"loss": "dice_focal", "loss.positive_weight": -1}, "positive_weight -1.0 is below 0"),
     ],
 )
 def test_what_cannot_be_is_refused_when_it_is_planned(changes, line):
     with pytest.raises(UserError, match=line):
         override(Config(), changes)
     assert override(Config(), {"data": "mine", "forecast": 40}).forecast == 40  # such data may have it
+    assert override(Config(), {"loss.positive_weight": "training_set"}).loss.positive_weight == "training_set"
+    with pytest.raises(UserError, match="epoch -1 is below 0"):
+        override(View(), {"epoch": -1})
 
 
 def test_networks_take_regions_that_they_were_not_trained_on():
