@@ -53,9 +53,9 @@ class Ingress:
         self.metrics = Metrics()
         self.models: dict[str, Sequence[Model]] = {}
         """Those that are served, by task."""
-        self.gate = SecurityMiddleware(
-            routes_of([], self.ask, limits, storage), token, hosts, self.metrics.answered, limits
-        )
+        self.bodies = BodyReader(limits)
+        routes = routes_of([], self.ask, limits, storage)
+        self.gate = SecurityMiddleware(routes, token, hosts, self.metrics.answered, limits)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application; Serve asks for it once the handles are here."""
@@ -65,6 +65,7 @@ class Ingress:
         """Serve the models that Serve's `user_config` names; what was begun is answered by those that it asked for."""
         models = by_task(models_of(config))
         self.models = {task: own for task, own in self.models.items() if task in models}
+        self.publish()
         await asyncio.gather(*(self.renew(task, own) for task, own in models.items()))
 
     async def renew(self, task: str, models: Sequence[Model]) -> None:
@@ -78,8 +79,12 @@ class Ingress:
             logging.getLogger("ray.serve").error("%s: the models stay as they were: %s", task, problem.detail)
             return
         self.models[task] = models
+        self.publish()
+
+    def publish(self) -> None:
+        """Answer new requests by `models`; the bodies of those before count on."""
         served = list(chain.from_iterable(self.models.values()))
-        self.gate.app = routes_of(served, self.ask, self.limits, self.storage)
+        self.gate.app = routes_of(served, self.ask, self.limits, self.storage, self.bodies)
         self.metrics.serve(served)
 
     async def answering(self) -> set[str]:
@@ -125,7 +130,13 @@ def routes_for(task: str) -> Any:
     return _ROUTES.get(task, answers)
 
 
-def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storage | None = None) -> FastAPI:
+def routes_of(
+    models: Sequence[Model],
+    ask: Ask,
+    limits: Limits,
+    storage: Storage | None = None,
+    bodies: BodyReader | None = None,
+) -> FastAPI:
     """Return what is behind the gate: the routes of models, and the result tables of a storage, where one is named."""
     app = openapi.Documented(
         title="retable",
@@ -140,7 +151,7 @@ def routes_of(models: Sequence[Model], ask: Ask, limits: Limits, storage: Storag
             Exception: _fault,
         },
     )
-    bodies = BodyReader(limits)
+    bodies = bodies or BodyReader(limits)
     facts.add(app, models, ask, limits)
     tables.add(app, models, storage)
     for task, own in by_task(models).items():

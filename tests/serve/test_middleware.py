@@ -244,7 +244,7 @@ def test_it_is_ready_while_every_model_answers_and_asks_them_now_and_then():
 def test_other_models_of_a_task_are_served_once_they_answer_and_until_then_those_before(monkeypatch):
     """One that could not be loaded was asked for by each request, and each was a fault."""
     asked, says = [], {}
-    monkeypatch.setattr(app, "Metrics", lambda: SimpleNamespace(answered=None, serve=lambda models: None))
+    monkeypatch.setattr(app, "Metrics", lambda: SimpleNamespace(answered=lambda *of: None, serve=lambda models: None))
     monkeypatch.setattr(app, "PAUSE", 0.01)
 
     class Ingress(app.Ingress.__mro__[1]):  # without Serve's part, which needs a replica
@@ -255,7 +255,7 @@ def test_other_models_of_a_task_are_served_once_they_answer_and_until_then_those
                 raise found
             return found
 
-    ingress = Ingress({}, "", (), Limits())
+    ingress = Ingress({}, "", (), Limits(held_bytes=3))
 
     def swap(**digests):
         made = [Model(task=task, name="toy", sha256=digest) for task, digest in digests.items()]
@@ -272,6 +272,23 @@ def test_other_models_of_a_task_are_served_once_they_answer_and_until_then_those
     says["c"] = [busy, busy, Reply(b"", "text/plain")]
     assert swap(style="c", rl="d") == {"style": "c", "rl": "d"}
     assert swap(rl="d") == {"rl": "d"}
+    says["e"] = [fault]
+    assert swap(style="a", rl="e") == {"style": "a", "rl": "d"}
+    assert swap(rl="e") == {"rl": "d"}
+
+    async def reload():
+        """Bodies that are held count on after a swap."""
+        made = [Model(task="style", name="toy", sha256=digest) for digest in "ab"]
+        await ingress.reconfigure(config_of(made[:1]))
+        held = Client(ingress.gate, (0, b"xx"), (FOREVER, b""), path="/v1/style/toy").begin()
+        late = Client(ingress.gate, (0, b"xx"), path="/v1/style/toy")
+        await asyncio.sleep(0.05)
+        await ingress.reconfigure(config_of(made[1:]))
+        await late.begin()
+        await end([held])
+        return late.status
+
+    assert asyncio.run(reload()) == 503
 
 
 def test_below_a_prefix_the_token_is_asked_for_and_places_are_right():

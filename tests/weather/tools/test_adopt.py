@@ -89,11 +89,12 @@ def test_published_weights_fill_the_vote_without_a_training(storage, tmp_path):
 @pytest.mark.slow
 def test_adopted_runs_are_scored_and_two_epochs_share_a_run(storage, tmp_path):
     pair = [voter.label for voter in VOTERS[-2:]]
-    states = published(tmp_path / "checkpoints", pair)
+    states = published(tmp_path / "checkpoints", pair[::-1])
     adopt(tmp_path / "checkpoints", TABLE, storage, CHANGES)
     first, second = (rows_of(TABLE, CHANGES)[label] for label in pair)
     assert first.config == second.config and (first.epoch, second.epoch) == (4, 5)
     folder = RunFolder.of(storage, find("weather"), first.config)
+    assert [line["epoch"] for line in folder.history()] == [4, 5]
     for want in (first, second):
         assert all(torch.equal(folder.weights(want.epoch)[name], value) for name, value in states[want.row].items())
     loaded = api.load(folder.fingerprint, storage, task="weather")

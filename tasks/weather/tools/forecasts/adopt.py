@@ -99,6 +99,7 @@ def write(
     run.begin(want.config, version, about)
     digest = run.save_weights(want.epoch, state)
     rows = [*(row for row in log if row["epoch"] != want.epoch), {**line, "time": time.time(), "weights": digest}]
+    rows.sort(key=lambda row: row["epoch"])
     run.folder.write("metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
     last = want.epoch == want.config.epochs
     ended = line if last else {**result["metrics"], "epoch": want.config.epochs, "step": 0, "seconds": 0.0}
