@@ -100,8 +100,8 @@ def held(count: int) -> dict[str, Pixels]:
 
 
 def painting(name: str) -> Pixels:
-    """Return one of the task's paintings."""
-    return images.read(assets.paintings()[name]).pixels
+    """Return one of the task's paintings, or a file's."""
+    return images.read(assets.paintings().get(name, name)).pixels
 
 
 def judge_network() -> BackboneNetwork:
@@ -253,8 +253,8 @@ def as_text(result: Mapping[str, Any]) -> str:
     return re.sub(r'\{\s+("lattice"[^{}]*?)\s+\}', lambda row: "{ " + re.sub(r"\s+", " ", row[1]) + " }", text) + "\n"
 
 
-def judge(names: Sequence[str], count: int) -> None:
-    """Print the measures of networks, or write all that is known of the zoo.
+def judge(names: Sequence[str], count: int, work: str = "") -> None:
+    """Print the measures of networks, of one's own painting where its file is named, or write all of the zoo's.
 
     Raises:
         UserError: where a file is no network of the task's paintings, or photographs or the judge are missing.
@@ -268,7 +268,10 @@ def judge(names: Sequence[str], count: int) -> None:
         return
     shipped = zoo()
     files = [(shipped[name], name) if name in shipped else (Path(name), "") for name in names]
-    networks = (each for file, label in files for each in read_networks(file, label))
+    if work:
+        networks: Iterable[tuple[str, str, TransformerNetwork]] = ((file.stem, work, read(file)) for file, _ in files)
+    else:
+        networks = (each for file, label in files for each in read_networks(file, label))
     print(as_text({"networks": measure_networks(networks, held(count))}), end="")
 
 
@@ -293,11 +296,12 @@ def main(words: Sequence[str]) -> None:
         metavar="N",
         help=f"how many judge those that are named ({HELD})",
     )
+    judging.add_argument("--painting", default="", help="file of the painting that those are after, if not their own")
     given = parser.parse_args(words)
     try:
         if given.command == "train":
             train(given.painting, given.out, shared(), given.seconds, given.steps, RECIPES[given.painting])
         else:
-            judge(given.network, given.photographs)
+            judge(given.network, given.photographs, given.painting)
     except UserError as error:
         sys.exit(f"style_zoo: {error}")

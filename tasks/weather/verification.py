@@ -174,7 +174,8 @@ class Verification:
         def sums(summary: Mapping[str, Array], _: Threshold) -> Array:
             """Return both sums of each sequence; summaries of older versions hold them for each lead time."""
             both = np.stack([summary["fss_error"], summary["fss_reference"]], axis=-1)
-            return both.reshape(len(both), -1, *both.shape[-2:]).sum(axis=1)
+            total: Array = both.reshape(len(both), -1, *both.shape[-2:]).sum(axis=1)
+            return total
 
         return banded(self.stacked(sums), metrics.fss)
 

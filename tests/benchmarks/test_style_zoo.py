@@ -1,6 +1,7 @@
 """The maker of the zoo's networks, on tiny ones, and its judge, by the measures that were kept of the real ones."""
 
 import json
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +15,7 @@ from benchmarks.style_zoo_train import PRICES, RECIPES, Goals, Photographs, Stag
 from retable.platform.errors import UserError
 from retable.platform.store.weights import metadata
 from retable.tasks.style.cli import app
-from retable.tasks.style.files import images
+from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks.transformer import read, zoo
 
 TINY = replace(
@@ -39,6 +40,20 @@ def test_style_stylises_by_what_was_trained(made, tmp_path):
         assert not ended.exit_code, ended.output
         assert images.read(out).pixels.shape == (40, 56, 3)
         assert read(file).architecture.filters == 4
+
+
+def test_judge_measures_by_a_painting_of_ones_own(made, tmp_path, capsys):
+    shutil.copy(made / "the_scream-video.safetensors", tmp_path / "mine.safetensors")
+    style = {}
+    for name in ("great_wave", "the_scream"):
+        work = shutil.copy(assets.paintings()[name], tmp_path / f"my {name}.jpg")
+        style_zoo.main(["judge", str(tmp_path / "mine.safetensors"), "--photographs", "1", "--painting", str(work)])
+        (row,) = json.loads(capsys.readouterr().out)["networks"]["mine"].values()
+        style[name] = row["style"]
+    style_zoo.main(["judge", str(tmp_path / "mine.safetensors"), "--photographs", "1"])
+    (own,) = json.loads(capsys.readouterr().out)["networks"].values()
+    (row,) = own.values()
+    assert row["style"] == style["the_scream"] != style["great_wave"]
 
 
 def test_judge_measures_what_was_trained(made, capsys):
