@@ -66,7 +66,8 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
     (frames, own_region), inputs = read(source), model.config.inputs
     if frames.ndim == 4 and len(frames) % inputs == 0:
         frames = frames.reshape(-1, inputs, *frames.shape[1:])
-    trained_on = [each for each in model.config.regions if re.match(rf"{re.escape(each)}\b", source.name)]
+    after = r"(?![^\W_]|_[^\W\d])"  # a date may follow a region's name, but no other name
+    trained_on = [each for each in model.config.regions if re.match(re.escape(each) + after, source.name)]
     named = REGION.match(source.name)
     region = options.region or own_region or max(trained_on, key=len, default=named[0] if named else NOT_NAMED)
     try:
