@@ -54,13 +54,13 @@ def learn(painting: Path, start: str, photographs: Path | None, steps: int, stor
         UserError: where a file cannot be read, there is no such network, or the network has another form than trainings
             have.
     """
-    works = read_paintings([painting]).values()
+    ((work, data),) = read_paintings([painting]).items()
     network = find_network(start, storage)
     shape = network.architecture
     if shape != TransformerNetwork(shape.filters, shape.upsampling, shape.output).architecture:
         raise UserError(f"--start {start}: this network has another form than trainings here have; take great_wave")
-    made_of = [*works, str(photographs.resolve() if photographs else "").encode()]
-    name = f"learn-{sha256(b''.join(made_of)).hexdigest()[:12]}"
+    made_of = f"{work} {photographs.resolve() if photographs else ''} {sha256(data).hexdigest()}"
+    name = f"learn-{sha256(made_of.encode()).hexdigest()[:12]}"
     dataset = data_folder(storage, "style", name)
     if not dataset.exists("dataset.json"):
         if photographs:

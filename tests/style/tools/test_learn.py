@@ -54,7 +54,9 @@ def test_a_training_starts_from_the_network_and_has_the_painting(tmp_path, asked
     assert data.painting(Source(place, info), config.style[0])[0, 0].tolist() == [90, 90, 90]
     Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(painting)
     learn.learn(painting, start, photographs, 10, storage)
-    assert asked[-1][0]["data"] != config.data
+    renamed = painting.rename(tmp_path / "another.png")
+    learn.learn(renamed, start, photographs, 10, storage)
+    assert len({changes["data"] for changes, _ in asked}) == 3
 
 
 def test_a_network_of_another_form_is_refused_before_the_work(tmp_path, asked):
