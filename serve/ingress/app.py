@@ -54,7 +54,7 @@ class Ingress:
         self.models: dict[str, Sequence[Model]] = {}
         """Those that are served, by task."""
         self.bodies = BodyReader(limits)
-        routes = routes_of([], self.ask, limits, storage)
+        routes = routes_of([], self.ask, limits, storage, self.bodies)
         self.gate = SecurityMiddleware(routes, token, hosts, self.metrics.answered, limits)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -93,8 +93,8 @@ def record(
         raise UserError(f"cannot record {given}; give positive numbers")
     begun = range(seed, seed + lanes * max(1, len(mix)))
     if begun.start < PLAYED.stop and PLAYED.start < begun.stop:
-        below = f"up to {PLAYED.start - len(begun)}, or " * (len(begun) <= PLAYED.start)
-        elsewhere = f"choose one {below}from {PLAYED.stop} on"
+        most, elsewhere = PLAYED.start - len(begun), f"choose one from {PLAYED.stop} on"
+        elsewhere += f", or up to {most}" if most >= 0 else ""
         raise UserError(f"seed {seed}: episodes would begin where those that tables play begin; {elsewhere}")
     if unknown := [part for part in mix if part not in BEHAVIOURS]:
         raise UserError(f"no behaviour {unknown[0]!r} to mix{nearest(unknown[0], BEHAVIOURS)}")
