@@ -92,8 +92,10 @@ class Objective:
 
     def __post_init__(self) -> None:
         check(self, "content_weight", "style_weight", "variation_weight", least=0)
-        if self.layer_weights and len(self.layer_weights) != len(self.style_layers):
-            raise ValueError(f"{len(self.layer_weights)} layer_weights for {len(self.style_layers)} style_layers")
+        if self.layer_weights:
+            check(self, "layer_weights", least=0)
+            if len(self.layer_weights) != len(self.style_layers):
+                raise ValueError(f"{len(self.layer_weights)} layer_weights for {len(self.style_layers)} style_layers")
         if not 1 <= self.octaves <= 6:
             raise ValueError(f"octaves {self.octaves} is outside [1, 6]")
         if not 0 <= self.content_octave <= 5:

@@ -122,6 +122,7 @@ def test_a_painting_by_its_name(style):
         (("--style", "lake.png", "--blend", "1,2", *RANDOM), "blend"),
         (("--style", "lake.png", "--optimizer", "sgd", "--line-search", "none", *RANDOM), "line_search"),
         (("--style", "lake.png", "--layer-weights", "1,2", *RANDOM), "2 layer_weights for 3 style_layers"),
+        (("--style", "lake.png", "--layer-weights", "1,-1,1", *RANDOM), "layer_weights -1.0 is below 0"),
         (("--style", "net.safetensors@ff0000"), "needs --mask"),
         (
             ("--style", "net.safetensors@ff0000", "--style", "lake.png", "--mask", "lake.png"),
