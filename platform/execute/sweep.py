@@ -45,7 +45,7 @@ from retable.platform.spec.task import Task, config_at, find
 from retable.platform.store import lease, provenance
 from retable.platform.store.lease import LeaseLost
 from retable.platform.store.run import RunFolder, sha256, view_key
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 from retable.platform.train import trackers as track
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ def _run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Re
     return list((before | points).values())
 
 
-def measured(folder: RunFolder, view: View) -> dict[str, Any]:
+def measured(folder: RunFolder, view: View) -> Record:
     """Return the metrics of a finished run and the scores of its view."""
     result, scores = folder.result() or {}, folder.scores(view, weights_digest(folder, view)) or {}
     return {**result["metrics"], **scores["metrics"], "epoch": folder.history()[-1]["epoch"]}
@@ -557,7 +557,7 @@ def try_point(spec: Mapping[str, object], launch: SweepLaunch) -> None:
                 dead = lease.wait(folder, POLL_SECONDS)
 
 
-def scored(sweep: Sweep, config: Config, view: View, folder: RunFolder) -> dict[str, Any]:
+def scored(sweep: Sweep, config: Config, view: View, folder: RunFolder) -> Record:
     """Return the metrics of a finished run, which is scored where it is not yet.
 
     Raises:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from retable.platform import ray_compat
-from retable.platform.config import Config, override
+from retable.platform.config import Config, View, override
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest, one_line, traceback_carried
 from retable.platform.execute import preemption
 from retable.platform.execute.callback import FAILURE, LATE, TAKEN, Spec, TrialCallback
@@ -37,9 +37,12 @@ from retable.platform.spec.task import Data, Source, Task, find
 from retable.platform.store import lease
 from retable.platform.store.lease import Lease
 from retable.platform.store.run import RunFolder
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Record, Storage
 
 if TYPE_CHECKING:
+    from ray.train.torch import TorchTrainer
+    from ray.tune import PlacementGroupFactory, ResultGrid
+
     from retable.platform.train.worker import Worker
 
 
@@ -50,7 +53,7 @@ class Job:
     task: str
     configs: tuple[Config, ...]
     keep: tuple[tuple[int, ...], ...]
-    view: Any | None = None
+    view: View | None = None
     """Scored after each epoch, for a sweep."""
     metric: str = ""
     """The metric that a sweep requires in each report."""
@@ -78,7 +81,7 @@ class Launch:
 
     storage: Storage
     resources: Resources
-    provenance: Mapping[str, Any]
+    provenance: Record
     holder: Any = None
     """The actor that holds the data sets (`datasets.RefHolder`); None: each is read as a stream."""
     gpus: float = 0.0
@@ -200,10 +203,10 @@ def train_job(members: Members, launch: Launch, worker: Worker) -> None:
     data = open_data(task, configs, source, launch)
 
     def score(weights: Mapping[str, torch.Tensor], epoch: int) -> Mapping[str, float]:
-        view: Any = job.view
-        return score_weights(task, configs[0], override(view, {"epoch": epoch}), weights, source)
+        assert job.view is not None
+        return score_weights(task, configs[0], override(job.view, {"epoch": epoch}), weights, source)
 
-    def report(metrics: Mapping[str, Any]) -> None:
+    def report(metrics: Record) -> None:
         if worker.rank == 0:  # the others do not score
             require(job.metric, metrics)
         worker.report(metrics)
@@ -333,14 +336,14 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
         raise lease.LeaseLost(taken)
 
 
-def epochs_shown(report: Callable[[Mapping[str, Any]], None]) -> Callable[[Mapping[str, Any]], None]:
+def epochs_shown(report: Callable[[Record], None]) -> Callable[[Record], None]:
     """Return a report of no more than progress bars show: the first epoch, then at most one a second.
 
     A trial waits until Tune has taken a report, and Tune keeps statistics of all that it is told.
     """
     last = -math.inf
 
-    def paced(metrics: Mapping[str, Any]) -> None:
+    def paced(metrics: Record) -> None:
         nonlocal last
         if time.monotonic() - last >= 1:
             last = time.monotonic()
@@ -397,7 +400,7 @@ def train_group(members: Members, launch: Launch) -> None:
             raise
 
 
-def _trainer_of(members: Members, launch: Launch, needs: Requirements) -> Any:
+def _trainer_of(members: Members, launch: Launch, needs: Requirements) -> TorchTrainer:
     """Return a Ray Train group that is still to be started."""
     import ray.train
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -503,14 +506,14 @@ def timeouts_told_apart() -> Iterator[None]:
 
 
 def fit(
-    trainable_space: Mapping[str, Any],
+    trainable_space: Mapping[str, object],
     launch: Launch,
     watch: TrialCallback,
     needs: Callable[[Spec], Requirements],
     trainable: Callable[..., None] = trial,
     reuse: bool = True,
     **tune_config: Any,
-) -> Any:
+) -> ResultGrid:
     """Run a Tune experiment over a space and return its `ResultGrid`.
 
     Args:
@@ -527,7 +530,7 @@ def fit(
     launch = dataclasses.replace(launch, scratch=f".ray/{uuid.uuid4().hex[:12]}")
     ray_compat.mix_in(trainable, preemption.SigtermMixin)
 
-    def request(spec: Spec) -> Any:
+    def request(spec: Spec) -> PlacementGroupFactory:
         """Return a trial's resource request for the current cluster: Tune asks when it makes the trial."""
         return tune.PlacementGroupFactory([{k: v for k, v in tune_request(needs(spec)).items() if v}])
 

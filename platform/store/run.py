@@ -118,7 +118,7 @@ class RunFolder:
         """Return what was recorded when the run began; nothing where that is not there, as a bundle may lack it."""
         return self.folder.read_record("provenance.json", {}) if self.folder.exists("provenance.json") else {}
 
-    def bundle(self) -> Mapping[str, Any]:
+    def bundle(self) -> Record:
         """Return which bundle the run came in (`id`, `packed`, `host`, `device`); empty for a run trained here."""
         origin = (self.outcome() or {}).get("bundle")
         return origin if isinstance(origin, dict) else {}
@@ -168,7 +168,7 @@ class RunFolder:
             rows.append(row)
         return rows
 
-    def write_history(self, rows: Sequence[Mapping[str, Any]], ended: bool = True, saved: bool = True) -> None:
+    def write_history(self, rows: Sequence[Record], ended: bool = True, saved: bool = True) -> None:
         """Write the log whole, for people and for TensorBoard: object stores cannot append.
 
         TensorBoard's file holds pictures, so while a run goes on it is not written at each epoch, but whenever the log
@@ -429,7 +429,7 @@ def sample_path(step: int) -> str:
     return f"samples/{step:08d}.png"
 
 
-def tensorboard_events(rows: Sequence[Mapping[str, Any]], samples: Mapping[int, bytes]) -> bytes:
+def tensorboard_events(rows: Sequence[Record], samples: Mapping[int, bytes]) -> bytes:
     """Return a TensorBoard event file of a log and PNG pictures by step.
 
     It is a pure function of them, so that a longer log only appends.

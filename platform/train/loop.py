@@ -19,11 +19,12 @@ from retable.platform.config import Config, Parent, Scratch, Weights, init_of, p
 from retable.platform.errors import Unreachable, UserError
 from retable.platform.spec.task import Startable
 from retable.platform.store.run import RunFolder, weights_path
+from retable.platform.store.storage import Record
 from retable.platform.store.weights import stored
 from retable.platform.train.worker import PEAKS, Meter, Worker, add_usage, seed_everything
 
 if TYPE_CHECKING:
-    from retable.platform.spec.task import Data, Learner, Task
+    from retable.platform.spec.task import Data, Learner, State, Task
 
 Score = Callable[[Mapping[str, Tensor], int], Mapping[str, float]]
 
@@ -145,7 +146,7 @@ class _Stack:
     """The runs that are trained together: where they stand, and what rank 0 writes of them."""
 
     folders: Sequence[RunFolder]
-    histories: Sequence[list[dict[str, Any]]]
+    histories: Sequence[list[Record]]
     """Each member's log; the same on every rank, as all must agree on when to stop."""
     keep: Sequence[Sequence[int]]
     digest: str
@@ -205,7 +206,7 @@ class _Stack:
         self.worker.check_owner()
         self.progress.used = add_usage(self.used, self.meter.read())
 
-    def _write_epoch(self, states: Sequence[Mapping[str, Any]], epochs: int, ended: bool, saved: bool) -> None:
+    def _write_epoch(self, states: Sequence[State], epochs: int, ended: bool, saved: bool) -> None:
         """Write weights, logs, and the results or a checkpoint."""
         check_each("the learner's `state_dict`", states, len(self.folders), "weights")
         for folder, state, history, kept in zip(self.folders, states, self.histories, self.keep, strict=True):
@@ -244,19 +245,19 @@ def check_batch(task: Task, data: Data, workers: int) -> None:
         raise UserError(f"{task.name}: a batch of {data.batch} cannot be shared by {workers} workers; {remedy}")
 
 
-def over(rule: tuple[str, int] | None, history: Sequence[Mapping[str, Any]]) -> bool:
+def over(rule: tuple[str, int] | None, history: Sequence[Record]) -> bool:
     """Return whether a run ends early: it diverged, or too many epochs went by without a better one."""
     if "diverged" in history[-1]:
         return True
     return rule is not None and history[-1]["epoch"] - _best_epoch(rule[0], history) >= rule[1]
 
 
-def _diverged(history: Sequence[Mapping[str, Any]]) -> str:
+def _diverged(history: Sequence[Record]) -> str:
     """Return how a run diverged first; empty where it did not."""
     return next((str(row["diverged"]) for row in history if "diverged" in row), "")
 
 
-def _best_epoch(metric: str, history: Sequence[Mapping[str, Any]]) -> int:
+def _best_epoch(metric: str, history: Sequence[Record]) -> int:
     """Return the first epoch with the highest value of a metric; one that is no number is worse than any."""
     return int(max(history, key=lambda row: (not math.isnan(row[metric]), row[metric], -row["epoch"]))["epoch"])
 
@@ -264,7 +265,7 @@ def _best_epoch(metric: str, history: Sequence[Mapping[str, Any]]) -> int:
 def _keep_weights(
     folder: RunFolder,
     weights: Mapping[str, Tensor],
-    history: Sequence[dict[str, Any]],
+    history: Sequence[Record],
     kept: Sequence[int],
     epochs: int,
     rule: tuple[str, int] | None,
@@ -281,12 +282,12 @@ def _keep_weights(
         row |= dict.fromkeys(names, folder.save_weights(row["epoch"], weights))
 
 
-def _best_row(history: Sequence[Mapping[str, object]]) -> Mapping[str, Any] | None:
+def _best_row(history: Sequence[Record]) -> Record | None:
     """Return the line of the best epoch of a run that may end early, else None."""
     return next((row for row in reversed(history) if "best" in row), None)
 
 
-def _best_weights(folder: RunFolder, history: Sequence[Mapping[str, object]]) -> Mapping[str, Tensor]:
+def _best_weights(folder: RunFolder, history: Sequence[Record]) -> Mapping[str, Tensor]:
     """Return the weights of the best epoch so far."""
     from safetensors.torch import load
 
@@ -295,7 +296,7 @@ def _best_weights(folder: RunFolder, history: Sequence[Mapping[str, object]]) ->
     return load(folder.folder.read(weights_path(row["epoch"])))
 
 
-def _remove_beaten(folders: Sequence[RunFolder], histories: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+def _remove_beaten(folders: Sequence[RunFolder], histories: Sequence[Sequence[Record]]) -> None:
     """Remove the weights of epochs that are no longer the best, once both checkpoints know of a better one."""
     for folder, history in zip(folders, histories, strict=True):
         beaten = [row for row in history if "best" in row][:-2]
@@ -316,7 +317,7 @@ def check_metrics(metrics: Mapping[str, Tensor], members: int) -> None:
             raise UserError(f"the learner's `step` returned {name!r} of shape {shape}; a metric is {wanted}")
 
 
-def check_each(what: str, values: Sequence[Mapping[str, Any]], members: int, key: str = "") -> None:
+def check_each(what: str, values: Sequence[Mapping[str, object]], members: int, key: str = "") -> None:
     """Refuse what a task's function returns where it is not a mapping for each member, with a key that must be there.
 
     Raises:
@@ -328,7 +329,7 @@ def check_each(what: str, values: Sequence[Mapping[str, Any]], members: int, key
         raise UserError(f"{what} returned no {key!r} in each mapping")
 
 
-def summarise(progress: Progress, worker: Worker, validation: Sequence[Mapping[str, float]]) -> list[dict[str, Any]]:
+def summarise(progress: Progress, worker: Worker, validation: Sequence[Mapping[str, float]]) -> list[Record]:
     """Close an epoch: return each member's line of the log, and set the sums back.
 
     A line says `diverged` where a metric of the steps is not finite.
@@ -378,7 +379,7 @@ def restore(
     return progress, histories
 
 
-def _newest_states(folders: Sequence[RunFolder], worker: Worker) -> list[dict[str, Any]]:
+def _newest_states(folders: Sequence[RunFolder], worker: Worker) -> list[State]:
     """Return each member's state of the newest common checkpoint that is whole; none where there is no checkpoint.
 
     Raises:
@@ -418,7 +419,7 @@ def save_checkpoints(
 
 def finish(
     folders: Sequence[RunFolder],
-    histories: Sequence[Sequence[Mapping[str, Any]]],
+    histories: Sequence[Sequence[Record]],
     keep: Sequence[Sequence[int]],
     digest: str,
     epochs: int,

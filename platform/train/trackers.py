@@ -16,6 +16,7 @@ from retable.platform.config import Config, flatten
 from retable.platform.errors import UserError, nearest, one_line
 from retable.platform.spec import extras
 from retable.platform.store.run import RunFolder
+from retable.platform.store.storage import Record
 
 if TYPE_CHECKING:
     from retable.platform.train.worker import Worker  # which imports Torch
@@ -62,7 +63,7 @@ def tracked(
     logs: list[Log | None] = [None] * len(folders)
     broken = False
 
-    def report(metrics: Mapping[str, object]) -> None:
+    def report(metrics: Record) -> None:
         nonlocal broken
         try:
             for place, (folder, config) in enumerate(zip(folders, configs, strict=True)):

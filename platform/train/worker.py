@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from retable.platform.store.storage import Record
 
 
 def best_device(apple: bool = False) -> str:
@@ -103,7 +106,7 @@ class Worker:
     rank: int = 0
     world: int = 1
     device: str = "cpu"
-    report: Callable[[Mapping[str, Any]], None] = ignore
+    report: Callable[[Record], None] = ignore
     """Called by every rank, equally often, at each epoch's end: Tune's, Train's or nobody's."""
     save: Callable[[str, bytes], None] = ignore
     """(name, data): keep a file in the run's folder; `samples/<step>.png` are shown in TensorBoard too."""
