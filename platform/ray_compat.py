@@ -226,7 +226,7 @@ def auth_headers() -> dict[str, str]:
     """Return the HTTP headers that hold this user's token, where token authentication is on.
 
     Uses `get_auth_headers_if_auth_enabled` of `ray._private.authentication`. If Ray moves it, `retable submit` and
-    `retable status --cluster` fail with an ImportError.
+    `retable status --address` fail with an ImportError.
     """
     from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
 

@@ -218,7 +218,8 @@ def plan(
 ) -> None:
     """Print what filling tables takes, without starting anything; with --cluster also nodes, money and time.
 
-    Trainings cost what finished runs of the storage took, where there are some of this scale on such a machine.
+    Trainings cost what finished runs of the storage took, where there are some of this scale on such a machine; for
+    --cluster, whose machines are others, they cost what their tasks estimate, or what a GPU's step times were measured.
 
     Examples: `retable plan rl/figure1 rl/figure2 --scale paper` · `retable plan --scale paper --cluster cluster.yaml`
     · `retable plan rl/figure1 --rows dense --rows 'SNIP 9*' --set view.policy=bc --configs`
@@ -229,6 +230,9 @@ def plan(
     from retable.platform.plan.cluster_spec import SHIPPED, prices_file, read_cluster, read_prices
     from retable.platform.plan.graph import as_dot, as_text, build
 
+    modes = {"--graph": graph, "--configs": graph and configs, "--cluster": cluster, "--json": as_json}
+    if len(given := [option for option, value in modes.items() if value]) > 1:
+        raise UserError(f"{' and '.join(given)} are mutually exclusive; leave one out")
     prices = prices or prices_file()
     costs = read_prices(prices) if cluster else None
     nodes = read_cluster(cluster, costs) if costs else None
@@ -294,6 +298,9 @@ def print_plan(work: Plan, wanted: Resources | None = None) -> None:
         for number, line in enumerate(lines):
             grid.add_row("" if number else title, Text(line))
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
+    if work.combinings:
+        combinations = len({each.path for each in work.combinings})
+        grid.add_row("combinations", f"{combinations} ({len(work.uncombined)} to do)")
     grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
     known = cost.learn(work)
     grid.add_row("estimated cost", f"{clock(cost.core_seconds(work, known))} of one CPU core (rough)")

@@ -78,7 +78,7 @@ def summary(plan: Plan, known: Mapping[str, Learnt], seconds: float) -> dict[str
         "tables": list(plan.tables),
         "trainings": dict(Counter(each.status for each in plan.trainings.values())),
         "evaluations": {"all": len(plan.scorings), "to_do": len(plan.unscored)},
-        "combinations": {"all": len(plan.combinings), "to_do": len(plan.uncombined)},
+        "combinations": {"all": len({each.path for each in plan.combinings}), "to_do": len(plan.uncombined)},
         "measurements": {"all": len(plan.timings), "to_do": len(plan.unmeasured)},
         "core_hours": seconds / 3600,
         "learnt": {name: {"factor": each.factor, "runs": each.runs} for name, each in known.items()},
@@ -92,13 +92,15 @@ def lines(entries: list[dict[str, Any]]) -> list[str]:
         if name != table:
             text.append(name)
             table = name
-        states = ", ".join(f"{count} {state}" for state, count in Counter(each["state"] for each in same).items())
+        once = list({entry.get("run", number): entry for number, entry in enumerate(same)}.values())
+        states = ", ".join(f"{count} {state}" for state, count in Counter(each["state"] for each in once).items())
         text.append(f"  {label}: {states if len(same) > 1 or 'run' in same[0] else same[0]['state']}")
-        text += [f"    {line}" for line in _facts(same)]
+        text += [f"    {line}" for line in _facts(same, once)]
     return text
 
 
-def _facts(same: list[dict[str, Any]]) -> list[str]:
+def _facts(same: list[dict[str, Any]], once: list[dict[str, Any]]) -> list[str]:
+    """Return what a row's replicates are; `once`: one of each run, as a training costs once whatever views it has."""
     first = same[0]
     if "joins" in first:
         return [f"joins {'; '.join(first['joins'])}"]
@@ -107,11 +109,13 @@ def _facts(same: list[dict[str, Any]]) -> list[str]:
     axes = {axis: [each["axes"].get(axis) for each in same] for axis in first["axes"]}
     over = "; ".join(f"{axis} {', '.join(map(str, dict.fromkeys(values)))}" for axis, values in axes.items())
     fields = {path: value for path, value in first["set"].items() if path not in axes}
-    cost = f"{sum(each['core_hours'] + each['view_core_hours'] for each in same):,.3g} core hours"
-    gpu = [each["gpu_hours"] for each in same if each["gpu_hours"] is not None]
+    hours = sum(each["core_hours"] for each in once) + sum(each["view_core_hours"] for each in same)
+    cost = f"{hours:,.3g} core hours"
+    gpu = [each["gpu_hours"] for each in once if each["gpu_hours"] is not None]
     cost += f", or {sum(gpu):,.3g} GPU hours" if gpu else ""
-    runs = and_more([each["run"][:8] for each in same], 4)
-    view = " ".join(f"{path}={value}" for path, value in first["view"].items()) or "as the task says"
+    runs = and_more([each["run"][:8] for each in once], 4)
+    own = {path: value for path, value in first["view"].items() if f"view.{path}" not in axes}
+    view = " ".join(f"{path}={value}" for path, value in own.items()) or "as the task says"
     start = f"; starts from run {first['parent'][:8]}" if first["parent"] else ""
     return [
         set_line(fields) or "as the task says",

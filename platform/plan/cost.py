@@ -291,8 +291,9 @@ def _add_time(estimated: Estimate, pieces: Mapping[str, float]) -> None:
     estimated.nodes = dict.fromkeys(limits, 1)
     for _ in range(estimated.cluster.most - len(limits)):  # each further node goes where most work waits for it
         able = [name for name, limit in limits.items() if estimated.nodes[name] < limit]
-        if able:
-            estimated.nodes[max(able, key=lambda name: busy[name] / estimated.nodes[name])] += 1
+        if not able:
+            break
+        estimated.nodes[max(able, key=lambda name: busy[name] / estimated.nodes[name])] += 1
     estimated.wall = max([estimated.longest, *(busy[name] / count for name, count in estimated.nodes.items())])
     for kind in estimated.cluster.workers:
         always = max(0.0, min(kind.least, kind.most) * estimated.wall - busy[kind.name])

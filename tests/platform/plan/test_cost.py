@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from retable.platform.cli import app as cli
 from retable.platform.config import override
 from retable.platform.errors import UserError
+from retable.platform.plan.audit import audit, lines, summary
 from retable.platform.plan.cluster_spec import read_cluster, read_prices, spot
 from retable.platform.plan.cost import Learnt, Rates, estimate, learn, remarks
 from retable.platform.plan.plan import compile_plan
@@ -173,6 +174,31 @@ def test_where_nodes_are_few_they_go_where_the_work_is(storage, files):
     cluster = replace(cluster, workers=tuple(replace(kind, cpus=1) for kind in cluster.workers))
     found = estimate(toy(storage, view_cost=lambda config, view: 90 * HOUR), cluster, prices, Rates())
     assert found.nodes == {"cpu": 2, "gpu": 1} and found.wall == pytest.approx(4 * 90 / 2)
+
+
+def test_a_cluster_without_a_limit_is_not_counted_to_its_end(storage, files):
+    """KubeRay's default is 2147483647 workers."""
+    cluster, prices = files(lambda found: found.update(max_workers=2**31 - 1))
+    assert estimate(toy(storage), replace(cluster, most=2**62), prices, Rates()).nodes == {"cpu": 1, "gpu": 2}
+
+
+def test_a_row_of_many_views_counts_each_training_once(storage):
+    row = Row(label="fast", overrides={"rate": 0.1}, view={})
+    table = replace(TABLE, rows=[row], over={"seed": (0, 1), "view.epoch": (1, 2, 3)}, claims=())
+    line = replace(LINE, cost=lambda config: HOUR, view_cost=lambda config, view: HOUR / 10)
+    line = replace(line, gpu_work=lambda config: ("line", HOUR), needs=lambda config, stage: Requirements(gpus=1.0))
+    plan = compile_plan({"line/t": (line, table)}, storage)
+    text = "\n".join(lines(audit(plan, {}, {"line": 1.0})))
+    assert "fast: 2 new" in text and "2.6 core hours, or 2 GPU hours; runs" in text and "more" not in text
+    assert "view.epoch 1, 2, 3" in text and "view epoch=" not in text
+
+
+def test_combinations_that_two_tables_share_count_once(storage, capsys):
+    line, joined = LINE, replace(TABLE, claims=())
+    plan = compile_plan({"line/a": (line, joined), "line/b": (line, joined)}, storage)
+    assert summary(plan, {}, 0.0)["combinations"] == {"all": 2, "to_do": 2}
+    cli.print_plan(plan)
+    assert re.search(r"combinations +2 \(2 to do\)", capsys.readouterr().out)
 
 
 def test_nodes_that_are_always_there_cost_while_they_wait(storage, files):
