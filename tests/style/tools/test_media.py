@@ -8,6 +8,7 @@ import sys
 import zlib
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import av
@@ -346,6 +347,31 @@ def test_a_cameras_avi_is_written(tmp_path, target, layout):
     with av.open(str(tmp_path / f"out{target}")) as container:
         assert len(container.streams.audio) == 1 or any("sound track 1 is dropped" in note for note in written.notes)
     assert abs(clock(tmp_path / f"out{target}")[2] - 0.8) < 0.1
+
+
+@pytest.mark.parametrize("target", [".mp4", ".mov", ".mkv"])
+def test_a_part_of_an_avi_that_begins_between_two_frames_keeps_their_distances(tmp_path, target):
+    source = write(tmp_path / "in.avi", codec="mjpeg", kind="yuvj420p", sound=None)
+    stylise_video(source, tmp_path / f"out{target}", same, start=0.1)
+    times, *_ = look(tmp_path / f"out{target}")
+    assert np.diff([float(one) for one in times]) == pytest.approx(1 / RATE, abs=1e-3) and len(times) == 17
+
+
+@pytest.mark.parametrize("reader", ["pyav", "opencv"])
+def test_a_video_called_by_a_time_of_day_is_read(tmp_path, monkeypatch, reader):
+    """FFmpeg takes what stands before a colon for a protocol."""
+    monkeypatch.chdir(tmp_path)
+    source = write(Path("in.mp4").absolute()).rename("2024-01-01T12:30:00.mp4")
+    assert stylise_video(source, Path("12:31.mp4"), same, reader=reader).frames == 20
+    with av.open(str(tmp_path / "12:31.mp4")) as container:
+        assert container.streams.audio
+
+
+def test_a_name_that_is_no_text_is_refused_by_the_reader_that_would_crash(tmp_path):
+    source = write(tmp_path / "in.mp4").rename(tmp_path / "vid\udce9o.mp4")
+    assert stylise_video(source, tmp_path / "out.mp4", same).frames == 20
+    with pytest.raises(UserError, match="leave out --reader opencv"):
+        stylise_video(source, tmp_path / "other.mp4", same, reader="opencv")
 
 
 def unplaced(path, channels):

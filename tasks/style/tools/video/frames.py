@@ -35,6 +35,7 @@ from jaxtyping import UInt8
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
+from retable.platform.store.cache import is_text
 from retable.platform.text import plural
 from retable.tasks.style.files.hdr import Wide, find, to_bt709
 from retable.tasks.style.files.videos import BT709, MATRICES, OPENING, is_sideways, matrix_of, turn_of, upright
@@ -153,7 +154,7 @@ def _opened(path: Path, most_pixels: int = 0) -> Iterator[tuple[InputContainer, 
     """
     most = {"max_pixels": str(most_pixels)} if most_pixels else {}
     try:
-        container = av.open(str(path), options=OPENING | most)
+        container = av.open(str(path.absolute()), options=OPENING | most)  # else FFmpeg reads `12:30` as a protocol
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except (av.FFmpegError, ValueError) as error:
@@ -380,7 +381,7 @@ def read(clip: Clip, notes: list[str], size: int = 0, reader: Reader = "pyav") -
 
 def _placed(seconds: Fraction, clip: Clip) -> int:
     """Return the timestamp of a moment of the file in what is written, in the clip's time base."""
-    return round((seconds - clip.origin) / clip.time_base)
+    return math.floor((seconds - clip.origin) / clip.time_base + Fraction(1, 2))  # `round` would pair halves
 
 
 def _timed(frames: Iterable[av.VideoFrame], clip: Clip, unit: Fraction) -> Iterator[tuple[av.VideoFrame, int, int]]:
@@ -413,7 +414,9 @@ def finer(time_base: Fraction, rate: Fraction) -> Fraction:
 
 def _read_opencv(clip: Clip, width: int, height: int) -> Iterator[Array]:
     """Read with OpenCV, which turns frames upright itself and converts colours in its own way."""
-    capture = cv2.VideoCapture(str(clip.path))
+    if not is_text(str(clip.path.absolute())):
+        raise UserError(f"{clip.path}: OpenCV crashes on a name that is not valid text; leave out --reader opencv")
+    capture = cv2.VideoCapture(str(clip.path.absolute()))
     try:
         while True:
             there, picture = capture.read()
@@ -454,8 +457,8 @@ def write(path: Path, clip: Clip, frames: Iterable[Frame], notes: list[str], crf
     options = {"movflags": "faststart"} if path.suffix in (".mp4", ".mov") else {}
     with (
         _explained(f"{clip.path}: {path.suffix} cannot hold its frames"),
-        av.open(str(clip.path), options=OPENING) as source,
-        av.open(str(path), "w", options=options) as container,
+        av.open(str(clip.path.absolute()), options=OPENING) as source,
+        av.open(str(path.absolute()), "w", options=options) as container,
     ):
         return _encode(container, source, path, clip, iter(frames), notes, crf)
 
@@ -626,7 +629,7 @@ def _copy_of(stream: AudioStream, target: OutputContainer) -> AudioStream:
 
 def _refusal(path: Path, index: int, suffix: str) -> str:
     """Return why a container cannot hold a file's track; empty where it can: its first packet is written to memory."""
-    with av.open(str(path), options=OPENING) as source:
+    with av.open(str(path.absolute()), options=OPENING) as source:
         stream = source.streams[index]
         assert isinstance(stream, AudioStream)
         if stream.codec_context is None:
