@@ -370,7 +370,10 @@ def compile_plan(
 
 
 def _find_unsent(plan: Plan) -> None:
-    """Mark the runs that came in a bundle without weights which something that is still to be done needs."""
+    """Mark the runs that came in a bundle without weights which something that is still to be done needs.
+
+    All views of what is trained again are scored again.
+    """
     wanted = [start for training in plan.missing for start in start_of(plan, training)]
     for scoring in plan.unscored:
         wanted += _unpredicted(scoring.folder, scoring.reads, "summary.npz")
@@ -383,9 +386,10 @@ def _find_unsent(plan: Plan) -> None:
         if training.status == "done" and training.folder.lacks(epoch):
             plan.trainings[path] = again = replace(training, status="weights not sent")
             wanted += start_of(plan, again)
-            if plan.train:  # other weights may come of it: all of its views are scored again
-                views = {key: each for key, each in plan.scorings.items() if each.folder.path == path}
-                plan.scorings |= {key: replace(each, done=False) for key, each in views.items()}
+    ended = ENDED if plan.train else (*ENDED, *FINISHED)
+    for key, scoring in plan.scorings.items():
+        if plan.trainings[scoring.folder.path].status not in ended:  # other weights may come of it
+            plan.scorings[key] = replace(scoring, done=False)
 
 
 def _unpredicted(folder: RunFolder, views: Sequence[View], name: str) -> list[tuple[str, int]]:
@@ -653,7 +657,11 @@ def status(folder: RunFolder, keep: Sequence[int], digest: str | None, weights: 
 
 
 def stacks(group: Sequence[Training], size: int) -> Iterator[Sequence[Training]]:
-    """Share out a group of trainings to stacks of at most `size` members, as equal as can be."""
+    """Share out a group of trainings to stacks of at most `size` members, as equal as can be.
+
+    A training that stops early is alone: in a stack it would go on with the others.
+    """
+    size = 1 if any(each.task.early_stop(each.config) for each in group) else size
     for members in _side_by_side(group) if size > 1 else [group]:
         parts = -(-len(members) // size)
         yield from (members[part::parts] for part in range(parts))

@@ -62,6 +62,8 @@ def test_groups_are_shared_out_evenly(storage):
     assert stacked(two, 5) == stacked(two, 128) == [[0, 1, 2, 3, 4], [9]]
     own = replace(LINES, group=lambda config: config)
     assert stacked(groups_of(storage, configs(*SEEDS), own), 128) == [[0], [1], [2], [3], [4]]
+    early = replace(LINES, early_stop=lambda config: ("slope", 2))
+    assert stacked(groups_of(storage, configs(*SEEDS), early), 128) == [[0], [1], [2], [3], [4]]
     apart = replace(LINES, dataset=replace(LINES.dataset, where=lambda config: f"line/{config.seed // 3}"))
     assert stacked(groups_of(storage, configs(*SEEDS), apart), 128) == [[0, 1, 2], [3, 4]]
 

@@ -133,6 +133,15 @@ def test_a_finished_run_that_did_not_keep_an_epoch_is_trained_again(storage):
     ]
 
 
+@pytest.mark.parametrize("epochs", [(3, 1), (1, 3)])
+def test_all_views_of_a_run_whose_weights_were_not_kept_are_scored_again(storage, epochs):
+    folder = folder_of(storage)
+    finish(folder)
+    folder.save_scores(View(epoch=3), "digest 3", {"rmse": 1.0}, 0.0)
+    plan = planned(storage, *(Row(label=str(epoch), view={"epoch": epoch}) for epoch in epochs))
+    assert statuses(plan) == ["weights not kept"] and len(plan.unscored) == 2
+
+
 def test_a_task_whose_version_was_raised_has_new_runs(storage):
     finish(folder_of(storage))
     newer = replace(LINE, version=LINE.version + 1)
