@@ -85,20 +85,34 @@ def test_orientation_as_pillow_turns(kind, orientation):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("channels", [3, 4])
-def test_turned_16_bit_tiff(tmp_path, orientation, channels):
-    """cv2 writes the 16-bit file; the tag is added to its directory by hand, as Pillow cannot write 16-bit colour."""
+def test_turned_16_bit_tiff(orientation, channels):
     deep = np.random.default_rng(2).integers(0, 65536, (3, 5, channels), dtype=np.uint16)
-    cv2.imwrite(str(tmp_path / "deep.tif"), deep, [cv2.IMWRITE_TIFF_COMPRESSION, 1])
-    data = bytearray((tmp_path / "deep.tif").read_bytes())
+    expected = np.rint(deep[..., [2, 1, 0]] / 257).astype(np.uint8)
+    assert np.array_equal(images.read(deep_tiff(deep, 0x0112, orientation)).pixels, upright(expected, orientation))
+
+
+def deep_tiff(deep, tag, value):
+    """cv2 writes the 16-bit file; the tag is added to its directory by hand, as Pillow cannot write 16-bit colour."""
+    data = bytearray(cv2.imencode(".tif", deep, [cv2.IMWRITE_TIFF_COMPRESSION, 1])[1].tobytes())
     (start,) = struct.unpack("<I", data[4:8])
     (count,) = struct.unpack("<H", data[start : start + 2])
     entries = [bytes(data[start + 2 + 12 * i : start + 14 + 12 * i]) for i in range(count)]
-    entries = [e for e in entries if struct.unpack("<H", e[:2])[0] != 0x0112]
-    entries.append(struct.pack("<HHIHH", 0x0112, 3, 1, orientation, 0))
+    entries = [e for e in entries if struct.unpack("<H", e[:2])[0] != tag]
+    entries.append(struct.pack("<HHIHH", tag, 3, 1, value, 0))
     directory = struct.pack("<H", len(entries)) + b"".join(sorted(entries, key=lambda e: e[:2][::-1])) + bytes(4)
     data[4:8] = struct.pack("<I", len(data))
-    expected = np.rint(deep[..., [2, 1, 0]] / 257).astype(np.uint8)
-    assert np.array_equal(images.read(bytes(data + directory)).pixels, upright(expected, orientation))
+    return bytes(data + directory)
+
+
+@pytest.mark.parametrize(
+    "extra, colour, alpha", [(0, (100, 30, 15), None), (1, (199, 60, 30), 128), (2, (100, 30, 15), 128)]
+)
+def test_a_fourth_channel_of_16_bits_is_what_the_file_calls_it(extra, colour, alpha):
+    """TIFF 6.0, ExtraSamples: 0 is no alpha (a scanner's infrared), 1 is alpha that the colours are multiplied by."""
+    deep = np.full((3, 5, 4), np.array([15, 30, 100, 128]) * 257, np.uint16)
+    found = images.read(deep_tiff(deep, 338, extra))
+    assert tuple(found.pixels[0, 0]) == colour
+    assert (found.alpha is None) if alpha is None else (found.alpha == alpha).all()
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -220,6 +234,18 @@ def grey_profile(gamma):
     return profile(b"GRAY", b"XYZ ", {b"kTRC": curve})
 
 
+def linear_profile():
+    """sRGB's primaries, and a gamma of 1."""
+    colorant = (
+        (b"rXYZ", (0.4360, 0.2225, 0.0139)),
+        (b"gXYZ", (0.3851, 0.7169, 0.0971)),
+        (b"bXYZ", (0.1431, 0.0606, 0.7141)),
+    )
+    tags = {name: b"XYZ " + bytes(4) + struct.pack(">iii", *(round(65536 * v) for v in xyz)) for name, xyz in colorant}
+    curve = b"curv" + bytes(4) + struct.pack(">IH", 1, 256) + bytes(2)
+    return profile(b"RGB ", b"XYZ ", {**tags, b"rTRC": curve, b"gTRC": curve, b"bTRC": curve})
+
+
 def cmyk_profile():
     """Section 6.5.8, lut8Type: identity curves, and a table of two points for each ink, black's varying fastest."""
     ramp = bytes(range(256))
@@ -234,6 +260,32 @@ def test_broken_profile_is_dropped(icc):
     pixels = noise(4, 4)
     found = images.read(saved(Image.fromarray(pixels), "PNG", icc_profile=icc))
     assert np.array_equal(found.pixels, pixels) and found.icc is None
+
+
+@pytest.mark.parametrize(
+    "mode, kind, space", [("RGB", "JPEG", "cmyk"), ("RGB", "PNG", "grey"), ("P", "PNG", "grey"), ("LA", "PNG", "cmyk")]
+)
+def test_a_profile_of_another_color_space_is_ignored(mode, kind, space):
+    plain = Image.new("RGB", (4, 4), (200, 30, 60)).convert(mode)
+    found = images.read(saved(plain, kind, icc_profile=cmyk_profile() if space == "cmyk" else grey_profile(2.2)))
+    assert np.array_equal(found.pixels, images.read(saved(plain, kind)).pixels) and found.icc is None
+
+
+def test_srgb_by_code_comes_before_a_profile():
+    """PNG, third edition, 4.3: cICP, then iCCP."""
+    pixels = noise(4, 4)
+    data = saved(Image.fromarray(pixels), "PNG", icc_profile=linear_profile())
+    assert not np.array_equal(images.read(data).pixels, pixels)
+    chunk = b"cICP" + bytes((1, 13, 0, 1))
+    data = data[:33] + struct.pack(">I", 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) + data[33:]
+    assert np.array_equal(images.read(data).pixels, pixels)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_broken_exif_is_not_used(kind):
+    pixels = noise(4, 4)
+    data = saved(Image.fromarray(pixels), kind, exif=b"Exif\0\0XXXXYYYYZZZZ", lossless=True)
+    assert np.array_equal(images.read(data).pixels, pixels)
 
 
 def test_first_of_an_animation():

@@ -43,6 +43,8 @@ SUFFIXES = {*FORMATS, ".jfif", ".gif", ".bmp", ".avif", ".heic", ".heif", ".jp2"
 """Of pictures that are read, HEIC's among them."""
 WHITE_IS_ZERO = 0
 """TIFF's photometric interpretation of negatives."""
+ASSOCIATED = (1,)
+"""TIFF's extra sample: alpha that the colors are multiplied by."""
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -60,6 +62,12 @@ STRIP = 256
 HEADER = 65536
 """Bytes at a file's beginning in which it names its color space."""
 Matrix = tuple[tuple[float, ...], ...]
+BT709 = 1
+"""The primaries of sRGB (ITU-T H.273)."""
+DESCRIBED = {b"CMYK": ("CMYK",), b"GRAY": ("1", "L", "LA", "I")}
+"""Color space of a profile -> Pillow's modes of pictures that it may describe; RGB's may describe any."""
+BROKEN_EXIF = (KeyError, OSError, SyntaxError, TypeError, ValueError, struct.error)
+"""What Pillow raises of EXIF that is broken, which is not used."""
 ADOBE: tuple[Matrix, float] = (((1.3984, -0.3984, 0.0), (0.0, 1.0, 0.0), (0.0, -0.0429, 1.0429)), 563 / 256)
 """Adobe RGB (1998): linear colors to sRGB's, and the exponent that decodes them. Cameras name it by EXIF's R03."""
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
@@ -144,7 +152,7 @@ def _decode(image: ImageFile.ImageFile, source: Path | str | bytes) -> Picture:
         UserError: on HDR.
         ValueError: on samples without a fixed range.
     """
-    upright, icc = _upright(image, source), image.info.get("icc_profile")
+    upright, icc = _upright(image, source), image.info.get("icc_profile", b"")
     animated = (
         bool(getattr(image, "is_animated", False)) and image.format != "MPO"
     )  # a phone's: a photograph, a preview
@@ -154,7 +162,8 @@ def _decode(image: ImageFile.ImageFile, source: Path | str | bytes) -> Picture:
         alpha = np.array(upright.getchannel("A"))
     if matrix := named_matrix(image, source):
         return Picture(_from_named(np.array(upright.convert("RGB")), *matrix), alpha, srgb(), animated)
-    if icc is None:
+    is_named = image.format == "PNG" and code_points(source)[0] == BT709
+    if not icc or is_named or image.mode.partition(";")[0] not in DESCRIBED.get(icc[16:20], image.mode):
         return Picture(np.array(upright.convert("RGB")), alpha, None, animated)
     return Picture(np.array(_managed(upright, icc)), alpha, srgb() if icc[16:20] == b"RGB " else None, animated)
 
@@ -173,7 +182,7 @@ def named_matrix(image: ImageFile.ImageFile, source: Path | str | bytes) -> tupl
         raise UserError("an HDR picture (PQ or HLG), which is not read; save it in sRGB")
     if primaries in hdr.PRIMARIES:
         return hdr.PRIMARIES[primaries][1], 0.0
-    with suppress(KeyError, OSError, SyntaxError, TypeError, ValueError, struct.error):  # broken EXIF says nothing
+    with suppress(*BROKEN_EXIF):
         if "icc_profile" not in image.info and image.getexif().get_ifd(ExifTags.IFD.Interop).get(1) == "R03":
             return ADOBE
     return None
@@ -208,13 +217,19 @@ def _from_named(pixels: Pixels, matrix: Matrix, exponent: float) -> Pixels:
 def _upright(image: ImageFile.ImageFile, source: Path | str | bytes) -> Image.Image:
     """Decode in 8 bits and turn. Colours of 16 bits are decoded by OpenCV, since Pillow cuts off their lower half."""
     deep = image.mode in ("RGB", "RGBA") and bool(image.tile) and ";16" in str(image.tile[0].args)
-    turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    turn = None
+    with suppress(*BROKEN_EXIF):
+        turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     if deep:
         data = source if isinstance(source, bytes) else Path(source).read_bytes()
         decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
         if decoded is None:
             raise ValueError("OpenCV cannot decode it")
-        order = [2, 1, 0, 3][: decoded.shape[2]]
+        if getattr(image, "tag_v2", {}).get(ExifTags.Base.ExtraSamples) == ASSOCIATED:
+            opaque = decoded[..., :3].astype(np.uint32) * 65535 // np.maximum(decoded[..., 3:], 1)
+            decoded[..., :3] = np.minimum(opaque, 65535)
+        # TIFF's fourth channel may be none of the picture's; a PNG of three may have a transparent color.
+        order = [2, 1, 0, 3][: len(image.getbands()) if image.format == "TIFF" else decoded.shape[2]]
         whole = Image.fromarray(_eight_bits(decoded[..., order]))
     else:
         image.load()
