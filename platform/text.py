@@ -63,8 +63,8 @@ def and_more(words: Sequence[str], most: int, separator: str = ", ") -> str:
 def size(amount: float) -> str:
     """Write bytes as people read them: `4.2 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+        if amount < 999.5:
+            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 99.95 else f"{amount:.1f} {unit}"
         amount /= 1000
     return f"{amount:.1f} TB"
 

@@ -124,7 +124,9 @@ def words_of(name: str, table: Path | None, published: Published, written: Writt
     rows = [_row_of(line, first=number == 0) for number, line in enumerate(published.lines)]
     for number, row in enumerate(rows):
         row["constant"] = constant(row["text"], number, [other["constant"] for other in rows[:number]])
-    columns = [_column_of(header, published) for header in published.headers]
+    columns: list[dict[str, object]] = []
+    for header in published.headers:
+        columns.append(_column_of(header, published, [column["metric"] for column in columns]))
     written.default = [row["text"] for row in rows if not row["absent"] and row["overrides"] == "{}"]
     written.joined = published.joined
     written.unwritten = [row["text"] for row in rows if row["absent"]]
@@ -155,10 +157,16 @@ def _row_of(line: Line, first: bool) -> dict[str, Any]:
     }
 
 
-def _column_of(header: str, published: Published) -> dict[str, object]:
-    """Return a column's words: its metric is called after its header, and printed as the paper does."""
+def _column_of(header: str, published: Published, taken: Sequence[object]) -> dict[str, object]:
+    """Return a column's words: its metric is called after its header, and printed as the paper does.
+
+    A metric is one column's: of those in `taken`, a later column is not measured yet.
+    """
     metric = re.sub(r"[^a-z0-9]+", "_", header.lower()).strip("_") or "score"
     measured = MEASURED.get(metric.split("_")[0], "")
+    measured = "" if measured in taken else measured
+    while metric in taken:
+        metric += "_2"
     most = max(abs(line.published.get(header, 0.0)) for line in published.lines)
     percent = measured == "accuracy" and most > 1
     return {

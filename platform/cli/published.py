@@ -18,6 +18,7 @@ NUMBER = re.compile(r"([-+−]?)((?:\d[\d.,]*|[.,]\d+))([eE][-+]?\d+)?([kKMG](?!
 """Sign, digits with their marks, exponent, and a factor: 2k, 1.5M."""
 FACTORS = {"k": "e3", "K": "e3", "M": "e6", "G": "e9"}
 MARKS = re.compile(r"\\(?:text|math)bf|[{}$*%\\~<>≈≤≥]|\s")
+COMMAND = re.compile(r"\\[A-Za-z]+")
 NONE = ("", "-", "–", "—", "n/a", "N/A", "nan")
 MOST = 1_000_000
 """Most bytes of such a file: a paper's table has a few thousand."""
@@ -52,7 +53,7 @@ def read_published(path: Path) -> Published:
 
     Columns of text further describe a label. Of `81.2 ± 0.3` the first number counts; bold marks and percent signs are
     left away, and so are `~` and `<`; 2k is 2,000; `-` is no number. Separators are commas, semicolons (with decimal
-    commas or points) or tabs.
+    commas or points) or tabs. Letters after a number must be a unit that the header names; else the column is of text.
 
     Raises:
         UserError: where it is no such file: which line, and what should stand there.
@@ -64,7 +65,7 @@ def read_published(path: Path) -> Published:
         raise UserError(f"{path}: the columns need names of their own: {doubled[0]!r} stands there twice or is empty")
     settings = [place for place, name in enumerate(header) if place and name.startswith(SET)]
     others = [place for place in range(1, len(header)) if place not in settings]
-    numeric = [place for place in others if _is_numeric([line[place] for line in body], comma)]
+    numeric = [place for place in others if _is_numeric(header[place], [line[place] for line in body], comma)]
     if not numeric:
         raise UserError(f"{path}: no column holds numbers; the first is for labels, the others for what was published")
     lines = []
@@ -152,17 +153,22 @@ def digits(cell: str, comma: bool = False) -> int:
     return 0 if "e" in text.lower() else len(text.partition(".")[2])
 
 
-def _is_numeric(cells: Sequence[str], comma: bool) -> bool:
+def _is_numeric(header: str, cells: Sequence[str], comma: bool) -> bool:
     """Return whether a column holds numbers: every cell does that is not empty, and one is not."""
     filled = [cell for cell in cells if cell.strip() not in NONE]
-    return bool(filled) and all(first_number(cell, comma) for cell in filled)
+    return bool(filled) and all(first_number(cell, comma) and _unit(cell) in header.lower() for cell in filled)
+
+
+def _unit(cell: str) -> str:
+    """Return the letters right after a cell's first number, in lower case: `3D U-Net` and `2 x V100` are no numbers."""
+    return re.sub(r"[\W\d_].*", "", NUMBER.sub("", MARKS.sub("", COMMAND.sub("", cell)), count=1)).lower()
 
 
 def value(cell: str, comma: bool = False) -> object:
     """Return a setting's value, read as `--set` reads it; a number that is all of it may have a decimal comma."""
     try:
         parsed: object = json.loads(re.sub(r"^(\s*-?\d+),(\d+\s*)$", r"\1.\2", cell) if comma else cell)
-    except ValueError:
+    except (ValueError, RecursionError):
         return cell.strip()
     return parsed
 

@@ -77,6 +77,27 @@ def test_separators_decimal_commas_and_empty_lines(table, text, labels, values):
     assert all(line.overrides is None for line in found.lines)
 
 
+@pytest.mark.parametrize(
+    ("header", "cells", "numeric"),
+    [
+        ("Architecture", ["3D U-Net", "2D U-Net"], False),
+        ("Training", ["2 x V100"], False),
+        ("Parameters", ["12 million"], False),
+        ("Parameters", ["12 M"], True),
+        ("Time (ms)", ["12 ms", "3.5ms"], True),
+        ("mAP", [r"$81.2\pm0.3$", r"\textbf{82.0}\dagger"], True),
+    ],
+)
+def test_letters_after_a_number_are_a_unit_of_the_header_or_text(table, header, cells, numeric):
+    lines = "".join(f"{place},{cell},1\n" for place, cell in enumerate(cells))
+    assert (header in read_published(table(f"Method,{header},B\n{lines}")).headers) == numeric
+
+
+def test_a_setting_that_is_nested_too_deep_is_text(table):
+    (line,) = read_published(table(f"A,B,set:rate\nx,1,{'[' * 2000}\n")).lines
+    assert line.overrides == {"rate": "[" * 2000}
+
+
 @given(st.floats(-1e6, 1e6), st.integers(0, 6), st.sampled_from(["{}", "**{}**", r"\textbf{{{}}}", "{} %", "{} ± 0.1"]))
 def test_a_number_is_found_with_its_digits_whatever_marks_it(value, places, marks):
     written = f"{value:.{places}f}"
@@ -168,6 +189,14 @@ def test_nothing_is_written_over_and_what_is_left_to_do_is_said(table, tmp_path,
     again = CliRunner().invoke(app, ["new", "fifth"])
     assert again.exit_code == 1 and "there already" in str(again.exception or again.output)
     assert files == {path.name: path.read_text() for path in (tmp_path / "mine").rglob("*.py")}
+
+
+def test_each_metric_is_one_columns(table, tmp_path, monkeypatch):
+    monkeypatch.setenv("RETABLE_TASKS", str(tmp_path / "mine"))
+    written = write_task("fifth", table("Method,Accuracy top-1 (%),Acc top-5 (%),é,#\nA,81.0,95,1,2\nB,83,96,1,2\n"))
+    assert written.unmeasured == ["Acc top-5 (%)", "é", "#"]
+    metrics = re.findall(r'metric="(\w+)"', (written.folder / "tables.py").read_text())
+    assert metrics == ["accuracy", "acc_top_5", "score", "score_2"]
 
 
 @pytest.mark.parametrize(
