@@ -226,7 +226,8 @@ def sweep(
     """Search a space, a `Space` or the name of one in `search_spaces/`, or go on with it; return what was found.
 
     `samples` is how many points to draw, where they are drawn; `name` is what the sweep's files are called, else after
-    the space or its task.
+    the space or its task. The deadline of `resources` is for points that are known beforehand, as a grid's are;
+    searchers and schedulers have none.
 
     Raises:
         UserError: on a mistake of the user's.

@@ -419,15 +419,18 @@ def parse_set(assignments: list[str], option: str = "--set") -> dict[str, object
     """Parse `--set path=value` assignments; values are read as JSON where they are JSON, else as text.
 
     Raises:
-        UserError: where an assignment has no `=`.
+        UserError: where an assignment has no `=`, or a path is given twice with different values.
     """
     changes: dict[str, object] = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals:
             raise UserError(f"{option} {assignment}: write it as path=value, e.g. {option} seed=3")
+        path = path.strip()
         try:
-            changes[path.strip()] = json.loads(text)
+            value = json.loads(text)
         except (ValueError, RecursionError):
-            changes[path.strip()] = text
+            value = text
+        if changes.setdefault(path, value) != value:
+            raise UserError(f"{option} {path}: two values are given; leave one out, or write a list, '{path}=[A,B]'")
     return changes

@@ -30,7 +30,7 @@ from retable.platform.config import (
 )
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import UserError, nearest
-from retable.platform.execute.callback import FAILURE, LATE, Report, RunProgress, Spec, TrialCallback
+from retable.platform.execute.callback import FAILURE, Report, RunProgress, Spec, TrialCallback
 from retable.platform.execute.datasets import DatasetCache
 from retable.platform.execute.run import execute, prepare_data
 from retable.platform.execute.scheduler import POLL_SECONDS
@@ -308,7 +308,8 @@ def run_sweep(
 ) -> SweepResult:
     """Run or resume a sweep, and write its points to `sweeps/`.
 
-    Finished runs are used as they are; interrupted ones go on from their checkpoints.
+    Finished runs are used as they are; interrupted ones go on from their checkpoints. The deadline of `resources` is
+    for points that are known beforehand; searchers and schedulers have none.
 
     Raises:
         UserError: on a mistake of the user's. A point that fails or diverges has no value; the others have.
@@ -367,14 +368,16 @@ def _run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Re
     """Train each config of the points once, and score every view of it, as a table's rows are."""
     configs, views = [sweep.config(point) for point in known], [sweep.view(point) for point in known]
     plan = sweep.plan(configs, views)
-    failures = execute(plan, resources)
+    shared, failures = plan.shared, execute(plan, resources)
     plan = sweep.plan(configs, views)
     points: dict[str, Point] = {}
     for overrides, view in zip(known, views, strict=True):
         folder = sweep.folder(overrides)
         scoring, training = plan.scorings[f"{folder.path}/{view_key(view)}"], plan.trainings[folder.path]
         point = Point(dict(overrides), folder.fingerprint, ended=training.status in ENDED)
-        failure = failures.get(name_of(training, plan.shared)) or failures.get(name_of_view(scoring, plan.shared))
+        pieces = [scoring, *(replace(scoring, view=read) for read in scoring.reads)]
+        names = [name_of(training, shared), *(name_of_view(piece, shared) for piece in pieces)]
+        failure = next(filter(None, map(failures.get, names)), None)
         metrics = measured(folder, view) if training.status == "done" and scoring.done else {}
         note_value(point, sweep, {FAILURE: failure} if failure else metrics)
         point.note = training.status if training.status == "parent diverged" else point.note
@@ -471,12 +474,13 @@ class _Journal:
 
         def pieces(spec: Mapping[str, object]) -> list[RunProgress]:
             point = launch.point(spec)
-            return [RunProgress(describe(point), sweep.folder(point), sweep.config(point).epochs)]
+            folder = sweep.folder(point)
+            return [RunProgress(f"{describe(point)} [{folder.fingerprint[:8]}]", folder, sweep.config(point).epochs)]
 
         def note(spec: Mapping[str, object], last: Mapping[str, object] | None = None) -> None:
             point = self.point(sweep, launch.point(spec))
             self.points[point.key] = point
-            if last is not None and LATE not in last:
+            if last is not None:
                 point.ended = FAILURE not in last
                 note_value(point, sweep, last)
             _write_points(self.storage, self.path, list(self.points.values()))

@@ -363,6 +363,9 @@ def test_assignments_are_json_where_they_are_json_and_text_elsewhere():
     }  # fmt: skip
     with pytest.raises(UserError, match="--set seed: write it as path=value"):
         parse_set(["seed"])
+    with pytest.raises(UserError, match="--set seed: two values are given; leave one out, or write a list, 'seed="):
+        parse_set(["seed=0", "seed =1"])
+    assert parse_set(["seed=0", "seed=0"]) == {"seed": 0}
 
 
 def test_configs_cannot_be_changed_in_place():

@@ -23,6 +23,7 @@ from retable.platform.execute.callback import FAILURE
 from retable.platform.execute.scoring import predict_and_score, score_weights
 from retable.platform.execute.session import ray_cluster
 from retable.platform.execute.sweep import Point, Sweep, SweepLaunch, SweepResult, read_points, try_point
+from retable.platform.plan.plan import name_of_view
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.space import Space, find_space
 from retable.platform.spec.table import split_view
@@ -185,6 +186,28 @@ def test_a_grid_that_breaks_off_has_named_its_runs(storage, monkeypatch):
     (path,) = (f"sweeps/{name}" for name in storage.list("sweeps"))
     runs = {RunFolder.of(storage, TASK, override(Config(), {"rate": rate})).fingerprint for rate in (0.001, 0.1)}
     assert {point.fingerprint for point in read_points(storage, path)} == runs
+
+
+def test_a_point_whose_prediction_failed_says_so(storage, monkeypatch):
+    views = {"view.split": ["test", "validation"], "view.limit": [0.1, 0.2]}
+    domains = {path: tune.grid_search(values) for path, values in views.items()}
+
+    def failing(plan, resources):
+        failed = [each for each in plan.predictions.values() if each.view.split == "validation"]
+        return {name_of_view(each, plan.shared): "no room" for each in failed}
+
+    monkeypatch.setattr(sweep, "execute", failing)
+    found = api.sweep(Space(task="halves", domains=domains, metric="hits", mode="max"), storage=storage)
+    failed = {point.overrides["view.split"]: point.note for point in found.points}
+    assert failed == {"test": "", "validation": "failed: no room"}
+
+
+def test_points_that_differ_in_the_sixth_digit_have_names_of_their_own(storage):
+    of = Sweep(name="line", space=LINE, scale="smoke", changes={}, storage=storage)
+    launch = SweepLaunch(storage, Resources(), {}, None, 0.0, sweep=of)
+    runs_of = sweep._Journal(storage, "sweeps/line", {}).watch(None, launch).runs_of
+    names = {runs_of({"rate": rate})[0].name for rate in (0.00123451, 0.00123454)}
+    assert len(names) == 2
 
 
 def test_what_other_commands_tried_stays_in_the_journal(storage):
