@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,21 +208,26 @@ class DatasetCache:
 
 def make_missing(task: Task, config: Config, storage: Storage) -> None:
     """Make a config's data set if it is not there; of several commands one does so, and the others wait for it."""
-    where = task.dataset.where(config)
-    place = RunFolder(storage / MAKING, task.name, sha256(where.encode())[:16])
+    make_once(task.name, task.dataset.where(config), storage, lambda: task.dataset.prepare(config, storage))
+
+
+def make_once(task_name: str, where: str, storage: Storage, make: Callable[[], object], replace: bool = False) -> bool:
+    """Make a data set if it is not there, or replace it, while no other command makes it; return whether this did."""
+    place = RunFolder(storage / MAKING, task_name, sha256(where.encode())[:16])
     dead = 0
-    while not storage.exists(f"data/{where}/dataset.json"):
+    while replace or not storage.exists(f"data/{where}/dataset.json"):
         try:
             attempt = lease.acquire(place, uuid.uuid4().hex, 0, dead)
         except lease.LeaseLost:
             dead = lease.wait(place, POLL_SECONDS)
             continue
         with lease.heartbeat([attempt]):
-            if not storage.exists(f"data/{where}/dataset.json"):
-                task.dataset.prepare(config, storage)
+            if missing := replace or not storage.exists(f"data/{where}/dataset.json"):
+                make()
         if attempt.owns():  # of one that failed it stays: by its number those who wait find out which of them is next
             storage.remove(f"{MAKING}/{place.path}")
-        return
+        return missing
+    return False
 
 
 def _make_set(task_name: str, config: Config, storage: Storage) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,6 +73,7 @@ def make(
 
     Example: `retable data make style`
     """
+    from retable.platform.execute.datasets import make_once
     from retable.tasks.style.files.prepare import COCO, GENERATED, PHOTOGRAPHS, describe, make_generated
 
     if name == COCO:
@@ -79,10 +81,12 @@ def make(
     if name == GENERATED and (photographs, seed, painting) != (PHOTOGRAPHS, 0, None):
         has = f"{PHOTOGRAPHS} photographs, seed 0 and no painting of yours"
         raise UserError(f"--name {name}: this set has {has}; choose another --name")
-    target = data_folder(Storage.open(storage), "style", name)
-    check_new(target, replace)
-    made = make_generated(target, name, photographs, seed, painting or ())
-    console.print(f"{target}: {describe(made)}", markup=False)
+    root = Storage.open(storage)
+    target = data_folder(root, "style", name)
+    make = partial(make_generated, target, name, photographs, seed, painting or ())
+    if not make_once("style", f"style/{name}", root, make, replace):
+        check_new(target, replace)
+    console.print(f"{target}: {describe(target.read_json('dataset.json'))}", markup=False)
 
 
 def check(
@@ -115,11 +119,15 @@ def import_(
 
     Example: `retable data import style ~/Pictures --name mine`
     """
+    from retable.platform.execute.datasets import make_once
     from retable.tasks.style.files.prepare import describe, import_folder
 
-    target = data_folder(Storage.open(storage), "style", name)
-    check_new(target, replace)
-    info = import_folder(folder, target, name, test, every, painting or ())
+    root = Storage.open(storage)
+    target = data_folder(root, "style", name)
+    make = partial(import_folder, folder, target, name, test, every, painting or ())
+    if not make_once("style", f"style/{name}", root, make, replace):
+        check_new(target, replace)
+    info = target.read_json("dataset.json")
     print_lines(info["left_out"], "left out: ")
     console.print(f"{target}: {describe(info)}, {len(info['test'])} for tests", markup=False)
     changes = {"data": name} | ({"style": [file.stem for file in painting]} if painting else {})

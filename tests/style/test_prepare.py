@@ -2,6 +2,8 @@ import hashlib
 import importlib
 import os
 import shlex
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import av
@@ -13,6 +15,7 @@ from PIL import Image
 from pyarrow import fs
 
 from retable.platform.errors import UserError
+from retable.platform.execute import datasets
 from retable.platform.execute.datasets import _make_set
 from retable.platform.spec.task import Source, data_folder
 from retable.platform.store.storage import Storage
@@ -337,6 +340,23 @@ def test_copies_stand_in_where_links_cannot_be_made(album, storage, monkeypatch)
     monkeypatch.setattr(os, "link", lambda *names: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link")))
     import_folder(album, folder(storage, "mine"), "mine", 4)
     assert check(folder(storage, "mine")) == []
+
+
+def test_of_two_commands_at_once_one_makes_the_data_set(album, storage, quick):
+    def slowly(*words, index=module.index_folder, **more):
+        time.sleep(0.3)
+        return index(*words, **more)
+
+    quick.setattr(datasets, "POLL_SECONDS", 0.01)
+    quick.setattr(module, "index_folder", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        imports = [pool.submit(data_cli.import_, album, "mine", storage.root, test=4) for _ in range(2)]
+        makes = [pool.submit(data_cli.make, storage.root, "drawn", 3) for _ in range(2)]
+    for first, second in (imports, makes):
+        (error,) = filter(None, (first.exception(), second.exception()))
+        assert "a data set is there already" in str(error)
+    data_cli.make(storage.root, "drawn", 4, replace=True)
+    assert check(folder(storage, "mine")) == [] and folder(storage, "drawn").read_json("dataset.json")["training"] == 4
 
 
 def test_an_import_needs_pictures_to_train_on(album, storage, tmp_path):

@@ -293,7 +293,7 @@ def _import(
     if tests > len(sound) or not (len(sound) > tests or videos):
         raise UserError(
             f"{source}: {len(sound)} sound pictures and {len(videos)} videos, too few to train on beside {tests} tests"
-            "; lower --test or add pictures"
+            "; add pictures, or lower --test of `retable data import`"
         )
     chosen = set(sorted(sound, key=lambda path: hashlib.sha256(path.encode()).digest())[:tests])
     import av  # here and below: a machine that only trains may lack it

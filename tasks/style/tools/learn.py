@@ -7,13 +7,17 @@ from hashlib import sha256
 from pathlib import Path
 
 from retable.platform import api
+from retable.platform.console import print_lines
 from retable.platform.errors import UserError
+from retable.platform.execute.datasets import make_once
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.task import data_folder
 from retable.platform.store.provenance import cores
 from retable.platform.store.storage import Storage
 from retable.platform.store.weights import keep
-from retable.tasks.style.files.prepare import PHOTOGRAPHS, import_folder, make_generated, read_paintings
+from retable.tasks.style.data import files_below
+from retable.tasks.style.files import images
+from retable.tasks.style.files.prepare import PHOTOGRAPHS, VIDEOS, import_folder, make_generated, read_paintings
 from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.networks.transformer import pack
 from retable.tasks.style.tools.pictures.stylise import find_network
@@ -59,14 +63,19 @@ def learn(painting: Path, start: str, photographs: Path | None, steps: int, stor
     shape = network.architecture
     if shape != TransformerNetwork(shape.filters, shape.upsampling, shape.output).architecture:
         raise UserError(f"--start {start}: this network has another form than trainings here have; take great_wave")
-    made_of = f"{work} {photographs.resolve() if photographs else ''} {sha256(data).hexdigest()}"
+    files = _pictures(photographs, storage) if photographs else ""
+    made_of = f"{work} {files} {sha256(data).hexdigest()}"
     name = f"learn-{sha256(made_of.encode()).hexdigest()[:12]}"
     dataset = data_folder(storage, "style", name)
-    if not dataset.exists("dataset.json"):
+
+    def make() -> None:
         if photographs:
-            import_folder(photographs, dataset, name, TESTS, paintings=[painting])
+            info = import_folder(photographs, dataset, name, TESTS, paintings=[painting])
+            print_lines(info["left_out"], "left out: ")
         else:
             make_generated(dataset, name, PHOTOGRAPHS, 0, [painting])
+
+    make_once("style", f"style/{name}", storage, make)
     changes = {
         **SETTINGS,
         "data": name,
@@ -80,3 +89,13 @@ def learn(painting: Path, start: str, photographs: Path | None, steps: int, stor
         "steps": -(-steps // EPOCHS),
     }
     return api.train("style", changes, scale="small", storage=str(storage), resources=Resources(cpus=cores()))
+
+
+def _pictures(folder: Path, storage: Storage) -> str:
+    """Return a folder's path, and name, size and time of each picture and video below it that is not the storage's."""
+    states = []
+    for path, size in files_below(Storage.open(folder)).items():
+        file, is_taken = (folder / path).resolve(), Path(path).suffix.lower() in (*images.SUFFIXES, *VIDEOS)
+        if is_taken and not file.is_relative_to(Path(storage.root).resolve()):
+            states.append((path, size, file.stat().st_mtime_ns))
+    return f"{folder.resolve()} {states}"

@@ -1,3 +1,5 @@
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +10,8 @@ from typer.testing import CliRunner
 
 from retable.platform import api
 from retable.platform.errors import UserError
-from retable.platform.spec.task import Source, config_at, find
+from retable.platform.execute import datasets
+from retable.platform.spec.task import Source, config_at, data_folder, find
 from retable.platform.store.storage import Storage
 from retable.platform.store.weights import stored
 from retable.tasks.style import data
@@ -57,6 +60,45 @@ def test_a_training_starts_from_the_network_and_has_the_painting(tmp_path, asked
     renamed = painting.rename(tmp_path / "another.png")
     learn.learn(renamed, start, photographs, 10, storage)
     assert len({changes["data"] for changes, _ in asked}) == 3
+
+
+def test_pictures_that_were_added_or_exchanged_since_are_trained_on(tmp_path, asked, capsys):
+    storage, photographs = Storage.open(tmp_path / "results"), pictures(tmp_path / "photographs", 5)
+    Image.fromarray(np.full((30, 40, 3), 90, np.uint8)).save(tmp_path / "work.png")
+
+    def trained_on():
+        learn.learn(tmp_path / "work.png", "great_wave", photographs, 10, storage)
+        return asked[-1][0]["data"], data_folder(storage, "style", asked[-1][0]["data"]).read_json("dataset.json")
+
+    before, _ = trained_on()
+    (photographs / "mine.safetensors").touch()
+    assert trained_on()[0] == before, "what is no picture changes nothing"
+    (photographs / "7.png").write_bytes((photographs / "0.png").read_bytes())
+    (photographs / "broken.jpg").write_text("no picture")
+    capsys.readouterr()
+    added, info = trained_on()
+    assert added != before and info["training"] == 4
+    assert capsys.readouterr().out.count("left out: ") == 1
+    (photographs / "7.png").unlink()
+    (photographs / "7.png").write_bytes((photographs / "1.png").read_bytes())
+    assert trained_on()[0] not in (before, added)
+
+
+def test_two_at_once_make_one_data_set(tmp_path, asked, monkeypatch):
+    monkeypatch.setattr(datasets, "POLL_SECONDS", 0.01)
+    made = []
+
+    def make(dataset, name, *_):
+        made.append(name)
+        time.sleep(0.3)
+        dataset.write_json("dataset.json", {"name": name})
+
+    monkeypatch.setattr(learn, "make_generated", make)
+    Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(tmp_path / "work.png")
+    with ThreadPoolExecutor(3) as pool:
+        arguments = tmp_path / "work.png", "great_wave", None, 10, Storage.open(tmp_path / "results")
+        list(pool.map(lambda _: learn.learn(*arguments), range(3)))
+    assert len(asked) == 3 and len(made) == 1
 
 
 def test_a_network_of_another_form_is_refused_before_the_work(tmp_path, asked):
