@@ -141,21 +141,21 @@ def loss(network: BackboneNetwork, objective: Objective, aims: Targets, image: I
     """Compare images with their targets, and weigh (equations 1 to 6 as the objective's convention has them)."""
     content_layers = resolved(network, objective.content_layers, "content") if aims.content else ()
     style_layers = resolved(network, objective.style_layers, "style")
-    weights = dict(zip(style_layers, layer_weights(objective), strict=True))
+    weighted = tuple(zip(style_layers, layer_weights(objective), strict=True))
     content = style = image.new_zeros(len(image), dtype=torch.float32)
     how = objective.convention, objective.criterion
     for octave in range(max(objective.octaves, objective.content_octave + 1)):
         kept = content_layers if octave == objective.content_octave else ()
-        styled = style_layers if octave < objective.octaves else ()
+        styled = weighted if octave < objective.octaves else ()
         if not (kept or styled):
             continue
-        features = network(halved(image, octave), tuple(dict.fromkeys((*kept, *styled))))
+        features = network(halved(image, octave), tuple(dict.fromkeys((*kept, *(name for name, _ in styled)))))
         with torch.autocast(image.device.type, enabled=False):
             for name in kept:
                 content = content + content_loss(features[name].float(), aims.content[name], *how)
-            for name in styled:
+            for name, weight in styled:
                 aim = aims.style[at(name, octave)]
-                style = style + weights[name] / objective.octaves * style_loss(features[name], aim, *how)
+                style = style + weight / objective.octaves * style_loss(features[name], aim, *how)
     with torch.autocast(image.device.type, enabled=False):
         content, style = objective.content_weight * content, objective.style_weight * style
         smooth = objective.variation_weight * VARIATIONS[objective.variation](image)
@@ -265,7 +265,8 @@ def tone(image: Image, photograph: Image) -> Float[Tensor, " batch"]:
 
 def _coarse_luma(image: Image) -> Float[Tensor, "batch cell"]:
     """Return the luma's means over squares of 16 pixels, less their own mean."""
-    luma = torch.einsum("bchw,c->bhw", image.float(), image.new_tensor(LUMA).float())
+    with torch.autocast(image.device.type, enabled=False):
+        luma = torch.einsum("bchw,c->bhw", image.float(), image.new_tensor(LUMA).float())
     cells = functional.avg_pool2d(luma[:, None], 16).flatten(1)
     return cells - cells.mean(1, keepdim=True)
 

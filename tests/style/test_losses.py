@@ -354,6 +354,17 @@ def test_float32_under_autocast(network):
     assert found.dtype == torch.float32 and {term.dtype for term in terms} == {torch.float32}
     exact = torch.einsum("bnhw,bmhw->bnm", values.double(), values.double())
     torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-2)
+    photograph, near = image(64, 96, seed=4), image(64, 96, seed=4) + 0.01 * image(64, 96, seed=5)
+    tone = losses.tone(near, photograph)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert tone > 0 and torch.equal(losses.tone(near, photograph), tone)
+
+
+def test_a_layer_that_is_named_twice_counts_with_both_weights(network):
+    what = {"content": image(seed=1), "paintings": [image(seed=2)], "batch": image(seed=3)}
+    once = evaluate(network, objective(style_layers=("relu1_1",), layer_weights=(4.0,)), **what)
+    twice = evaluate(network, objective(style_layers=("relu1_1", "stage1"), layer_weights=(3.0, 1.0)), **what)
+    torch.testing.assert_close(twice.style, once.style)
 
 
 def test_layers_that_are_not_there(network):
