@@ -319,7 +319,7 @@ def verify(
         sample: how many runs.
         seed: of the sample.
         tolerance: relative, where the device, versions or code are others.
-        keep: the storage in which they are trained; else a temporary one.
+        keep: the storage in which they are trained; else a temporary one. Only it can read datasets of a bucket.
         storage: where datasets are found; nothing is written there.
         resources: what each training gets.
 

@@ -268,7 +268,8 @@ def verify(
 ) -> None:
     """Train a random sample of a bundle's runs again and compare metrics and scores; status 1 if any differs.
 
-    Datasets are read from the storage if they are there, else made. Nothing is written to it.
+    Datasets are read from the storage if they are there, else made. Nothing is written to it. Datasets of a bucket are
+    read only where --keep names it, too.
 
     Examples: `retable verify rl.bundle` · `retable verify rl.bundle --sample 20 --seed 1`
     """

@@ -75,7 +75,7 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
         for row in part.rows:
             alone = [each.origin for each in row.replicates if not each.origin.members]
             for key in (row.label, *(f"{row.label}/{column.header}" for column in part.columns)):
-                rows.setdefault(key, alone)
+                rows[key] = rows.get(key) or alone
     if label not in rows:
         raise UserError(f"run {name!r}: no such row{nearest(label, rows)}")
     if not rows[label]:

@@ -82,13 +82,17 @@ class Comparison:
 def report_tables(where: Storage) -> list[FilledTable]:
     """Return the tables of a report, as they were filled: of a storage, or of a report's own folder.
 
+    Of a storage, sections whose request was removed are left out: their files stay in the report's folder.
+
     Raises:
         UserError: where there is no report, or only one of an older version.
     """
     folder = where / "report" if where.folders("report") or where.exists("report/index.html") else where
+    places = [where, *(where / f"measured/{name}" for name in where.list("measured"))]
+    asked = {name for place in places for name in place.list("tables")}
     tables = []
     for name in folder.list(""):
-        if name.endswith(".json"):
+        if name.endswith(".json") and (folder is where or name in asked):
             try:
                 tables.append(FilledTable.of_json(json.loads(folder.read(name))["table"]))
             except (ValueError, KeyError, TypeError, AttributeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,6 +81,12 @@ def remarks(part: FilledTable) -> list[str]:
         notes += [f"{where}, the best epoch's weights, as early stopping keeps them."] if shown else []
         why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
         notes += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
+        cells = zip(*(cell.values for cell in row.cells), strict=True)
+        lost = [
+            each.metrics for each, own in zip(row.replicates, cells, strict=False) if None in own and not each.diverged
+        ]
+        odd = sorted({name for metrics in lost for name, value in metrics.items() if not math.isfinite(value or 0.0)})
+        notes += [f"Not finite, and in no number: {row.label} ({and_more(odd, 4)})."] if odd else []
     return [*notes, *_empty_columns(part)]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -342,13 +343,15 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
 def _fill_row(
     plan: Plan, name: str, row: AnyRow, columns: Sequence[Column], results: Results, as_published: bool
 ) -> FilledRow:
-    """Return a row's replicates and cells; diverged replicates are listed, in no cell."""
+    """Return a row's replicates and cells; diverged replicates are listed, in no cell, and no number is NaN."""
     of_row = [*results.select(row), *results.diverged(row)]
     cells = []
     for column in columns:
         metric = row.metrics.get(column.header, column.metric) if isinstance(row, Row) else column.metric
         values = [None if each.diverged else each.metrics.get(metric) for each in of_row]
-        scaled = tuple(None if value is None else float(value) * column.factor for value in values)
+        scaled = tuple(
+            None if value is None or not math.isfinite(value) else float(value) * column.factor for value in values
+        )
         cells.append(Cell(scaled, row.published.get(column.header), as_published))
     replicates = tuple(
         FilledReplicate(
@@ -456,7 +459,10 @@ def adopted(task: Task, results: Results, runs: Mapping[str, Record]) -> str:
 def train_line(task: Task, config: Config, epoch: int = 0) -> str:
     """Return the command that trains exactly this config, and keeps the weights of an epoch."""
     keep = f"--keep {epoch}" if epoch not in (0, config.epochs, *task.keep(config)) else ""
-    words = [f"retable train {task.name} --scale paper", set_line(exact_changes(config)), keep]
+    scales = task.scales()
+    plain = [name for name, scale in scales.items() if not scale.overrides and not scale.start]
+    scale, changes = (plain[-1], exact_changes(config)) if plain else (next(iter(scales)), flatten(config))
+    words = [f"retable train {task.name} --scale {scale}", set_line(changes), keep]
     return " ".join(word for word in words if word)
 
 

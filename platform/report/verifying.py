@@ -112,10 +112,18 @@ def _sent(unpacked: Storage, run: str) -> _Sent:
 
 @contextmanager
 def _data_of(storage: Storage, place: Storage, sent: Sequence[_Sent]) -> Iterator[None]:
-    """Give a local storage access to the datasets and imported weights of another one, while the block runs."""
+    """Give a local storage access to the datasets and imported weights of another one, while the block runs.
+
+    Raises:
+        UserError: where one is no local storage, and only the other holds a dataset.
+    """
     links = []
-    if storage.is_local and place.is_local and storage.root != place.root:
-        wanted = [f"data/{each.task.dataset.where(each.config)}" for each in sent]
+    wanted = [f"data/{each.task.dataset.where(each.config)}" for each in sent]
+    if not (storage.is_local and place.is_local):
+        for path in wanted:
+            if storage.exists(path) and not place.exists(path):
+                raise UserError(f"--storage {storage}: {path} is read from there alone; write --keep {storage}, too")
+    elif storage.root != place.root:
         for path in dict.fromkeys([*wanted, "weights"]):
             target, link = Path(storage.root, path), Path(place.root, path)
             if target.exists() and not os.path.lexists(link):
@@ -171,8 +179,7 @@ def _compared(sent: _Sent, place: Storage, tolerance: float, refused: str = "") 
     if all(same(was, now, 0.0) for was, now in pairs.values()):
         checked.verdict = "agrees bit for bit"
         return checked
-    made = [each.folder.read_record("provenance.json", {}) for each in (sent.folder, folder)]
-    checked.why = other_conditions(folder.task, made[0], made[1])
+    checked.why = other_conditions(folder.task, sent.folder.provenance(), folder.provenance())
     checked.tolerance = tolerance if checked.why else 0.0
     checked.different = {name: pair for name, pair in pairs.items() if not same(*pair, checked.tolerance)}
     checked.verdict = "differs" if checked.different else "agrees within the tolerance"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -324,7 +325,7 @@ class Results:
         self.lacking: dict[str, dict[str, None]] = {BY_ROWS: {}, _BY_SET: {}}
         """What was asked for and left out by the user: how -> labels, or axes with their values."""
         self.lost: dict[str, set[OwnConfig]] = {}
-        """Label -> runs that diverged among those that were asked for, unless `diverged` was asked for them."""
+        """Label -> runs among those that were asked for that diverged, or whose metric is not finite."""
         self.counted: set[str] = set()
         """Labels of the rows whose diverged runs were asked for."""
 
@@ -363,9 +364,11 @@ class Results:
         return self._diverged[_label(row)]
 
     def values(self, row: AnyRow | str, metric: str, **axes: object) -> npt.NDArray[np.float64]:
-        """Return a metric over the selected replicates that have it, shape (replicates,)."""
-        chosen = self.select(row, **axes)
-        return np.array([r.metrics[metric] for r in chosen if r.metrics.get(metric) is not None], float)
+        """Return a metric over the selected replicates that have it, shape (replicates,); those not finite are lost."""
+        pairs = [(r.config, float(v)) for r in self.select(row, **axes) if (v := r.metrics.get(metric)) is not None]
+        if lost := {config for config, value in pairs if not math.isfinite(value)}:
+            self.lost.setdefault(_label(row), set()).update(lost)
+        return np.array([value for _, value in pairs if math.isfinite(value)], float)
 
     def measured(self, row: AnyRow | str) -> Mapping[str, float] | None:
         """Return the metrics of a row that has one replicate, such as a benchmark row; None if it was not run."""
@@ -394,8 +397,8 @@ def _label(row: AnyRow | str) -> str:
 def judge_claim(claim: Claim, results: Results, reads: Collection[str] = ()) -> Verdict:
     """Return the verdict on a claim: not judged where it reads what the user left out, or could not do without.
 
-    Runs that diverged have no number, and those that are left may be the lucky ones: unless the claim counts them
-    (`Results.diverged`), they separate nothing.
+    Runs that diverged, or whose metric is not finite, have no number, and those that are left may be the lucky ones:
+    unless the claim counts them (`Results.diverged`), they separate nothing.
 
     Args:
         claim: of the results' table.
@@ -416,7 +419,7 @@ def judge_claim(claim: Claim, results: Results, reads: Collection[str] = ()) -> 
         verdict = Verdict(UNTESTED, f"its test fails: {one_line(error)}")
     lost = [f"{label} ({len(runs)})" for label, runs in results.lost.items() if label not in results.counted]
     if lost and verdict.status != UNTESTED:
-        diverged = f"; runs that diverged have no number, which does not separate: {and_more(lost, 4)}"
+        diverged = f"; runs whose numbers are not finite have none, which does not separate: {and_more(lost, 4)}"
         verdict = Verdict("not separable", verdict.because + diverged)
     lacking = {how: list(words) for how, words in results.lacking.items() if words}
     if not lacking and verdict.status == UNTESTED and results.by_set:

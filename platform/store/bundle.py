@@ -124,10 +124,12 @@ def write_bundle(file: Path, about: Mapping[str, object], files: Mapping[str, Ca
     Raises:
         UserError: if the file cannot be written, or a content changes meanwhile.
     """
-    try:
-        listed = [(path, len(data := read()), sha256(data)) for path, read in files.items()]
-    except FileNotFoundError as error:
-        raise UserError(f"{error.args[0]} went while it was packed; run the same command again") from error
+    listed = []
+    for path, read in files.items():
+        try:
+            listed.append((path, len(data := read()), sha256(data)))
+        except FileNotFoundError as error:
+            raise UserError(f"{path} was removed while it was packed; run the same command again") from error
     manifest = json.dumps({"format": FORMAT, **about, "members": listed}, sort_keys=True).encode()
     _check_sizes(listed, len(manifest), _is_heavy(about))
     with (

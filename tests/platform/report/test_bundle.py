@@ -27,7 +27,7 @@ from retable.platform.report import describe, packing
 from retable.platform.report.html import render
 from retable.platform.report.render import bundled, came, markdown
 from retable.platform.report.results import fill
-from retable.platform.report.verifying import other_conditions, same
+from retable.platform.report.verifying import _compared, _data_of, _Sent, other_conditions, same
 from retable.platform.report.write import fill_and_keep, write_report
 from retable.platform.spec.table import Combined, Row
 from retable.platform.store import bundle
@@ -46,6 +46,7 @@ from tests.platform.bundles import (
     work_off,
     written,
 )
+from tests.platform.made_runs import finished
 from tests.platform.made_table import filled_line
 
 
@@ -759,6 +760,11 @@ def test_what_nobody_could_unpack_is_not_packed(sender, tmp_path, monkeypatch, l
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_goes_while_it_is_packed_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"^runs/line/a was removed while it was packed; run the same command again"):
+        bundle.write_bundle(tmp_path / "x.bundle", {}, {"runs/line/a": (tmp_path / "gone").read_bytes})
+
+
 # Verifying, and training again -----------------------------------------------------------------------------------
 
 
@@ -799,6 +805,26 @@ def test_verify_finds_equal_runs_equal_and_names_the_metric_that_was_changed(tra
     assert "rmse: was" in lines[wrong + 1] and repr(scores["metrics"]["rmse"]) in lines[wrong + 1]
     with pytest.raises(UserError, match="the run is there already"):
         api.verify(file, keep=tmp_path / "kept", storage=trained / "results")
+
+
+def test_data_of_a_bucket_are_not_made_anew_in_a_folder(tmp_path):
+    bucket, sent = Storage.open(f"memory://{tmp_path.name}"), _Sent(LINE, finished(fresh(tmp_path)), LINE.config(), {})
+    with _data_of(bucket, fresh(tmp_path), [sent]):
+        pass  # the data are nowhere: they are made
+    LINE.dataset.prepare(LINE.config(), bucket)
+    with pytest.raises(UserError, match="data/line/points is read from there alone; write --keep memory:///test_data"):
+        with _data_of(bucket, fresh(tmp_path), [sent]):
+            pass
+    with _data_of(bucket, bucket, [sent]):
+        pass
+
+
+def test_a_run_that_was_sent_without_its_provenance_is_compared(storage, tmp_path):
+    folder = finished(storage, {"loss": 0.25})
+    sent = finished(fresh(tmp_path))
+    sent.folder.remove("provenance.json")
+    found = _compared(_Sent(LINE, sent, LINE.config(), {}), storage, 0.0)
+    assert (found.verdict, found.run) == ("differs", folder.fingerprint) and "another" in found.why
 
 
 def run_words(*words):

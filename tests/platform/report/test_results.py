@@ -184,6 +184,16 @@ def test_what_diverged_is_said_and_in_no_number(storage):
     assert [replicate.diverged for replicate in found.rows[0].replicates] == ["", "loss is nan in epoch 3"]
 
 
+def test_a_score_that_is_not_finite_is_said_and_in_no_number(storage):
+    plan = planned(storage, Row(label="a", view={}))
+    for seed, rmse in enumerate((math.nan, 0.5)):
+        finish(storage, Config(seed=seed))
+        score(plan, seed, rmse)
+    found = fill(planned(storage, Row(label="a", view={})), "line/t")
+    assert found.cell("a", "RMSE").values == (None, 0.5)
+    assert render.remarks(found) == ["Not finite, and in no number: a (rmse)."]
+
+
 def test_a_combination_names_all_its_sources_and_itself(storage):
     early = Row(label="early", view={"epoch": 1})
     plan = planned(storage, Row(label="a", view={}), early, Combined(label="c", of=("a", "early"), combine=mean))

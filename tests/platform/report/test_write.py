@@ -35,7 +35,7 @@ from retable.platform.report.papers import in_order
 from retable.platform.report.render import commits, latex, markdown, other_code, remarks
 from retable.platform.report.results import gather, train_line
 from retable.platform.report.write import fill_and_keep, sections, write_report
-from retable.platform.spec.task import config_at, find_table
+from retable.platform.spec.task import Scale, config_at, find, find_table
 from retable.platform.store.provenance import code_of
 from retable.platform.store.storage import Storage
 from retable.platform.train.worker import threads
@@ -339,6 +339,15 @@ def test_a_notebooks_own_plots_are_shown_as_before_after_a_report(chosen):
         matplotlib.use(before)
 
 
+def test_sections_whose_request_was_removed_are_not_compared(filled):
+    storage, part = filled
+    write_report(storage)
+    assert [each.name for each in report_tables(storage)] == [part.name]
+    storage.remove("tables")
+    with pytest.raises(UserError, match="no report is here that can be compared"):
+        report_tables(storage)
+
+
 def test_what_is_no_report_cannot_be_compared_with(storage):
     with pytest.raises(UserError, match="no report is here that can be compared; `retable report --storage"):
         report_tables(storage)
@@ -486,6 +495,16 @@ def test_the_line_of_a_run_with_a_parent_gives_its_fingerprint():
     assert options(words, "--keep") == ["1"]
 
 
+@pytest.mark.parametrize("start", [{"epochs": 9, "seed": 5}, {"rate": 0.5}])
+def test_the_line_of_a_run_gives_it_at_whatever_scales_its_task_has(start, monkeypatch):
+    task = replace(find_table("line/table1")[0], scales=lambda: {"smoke": Scale(about="", start=start)})
+    for config in (task.config(), override(task.config(), CHILD)):
+        words = shlex.split(train_line(task, config))
+        assert config_at(task, words[4], parse_set(options(words, "--set"))) == config
+    halves = find("halves")
+    assert shlex.split(train_line(halves, halves.config()))[4] in halves.scales()
+
+
 def options(words, name):
     """Return the values of an option in a command line."""
     return [value for option, value in pairwise(words) if option == name]
@@ -496,6 +515,10 @@ def test_a_run_is_known_by_the_row_that_it_fills(filled):
     fast = next(row for row in part.rows if row.label == "fast").replicates[0].origin.run
     for name in ("line/table1/fast", f"line/table1/fast/{part.columns[0].header}"):
         assert find_run(storage, name).fingerprint == retable.load(name, storage).fingerprint == fast
+    empty = replace(part, scale="quick", rows=tuple(replace(row, replicates=()) for row in part.rows))
+    storage.write_json("tables/line-table1-quick.json", {"table": part.name, "scale": "quick", "set": {}})
+    storage.write_json("report/line-table1-quick.json", {"table": empty.as_json()})
+    assert find_run(storage, "line/table1/fast").fingerprint == fast  # which another scale leaves out
     with pytest.raises(UserError, match="no such row; did you mean 'fast'"):
         find_run(storage, "line/table1/fost")
     with pytest.raises(UserError, match="has no table line/table7"):

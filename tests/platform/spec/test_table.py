@@ -1,13 +1,16 @@
 """Tables: which replicates a row has, and how its view is read."""
 
 from dataclasses import dataclass, field, replace
+from math import nan
 
 import numpy as np
 import pytest
 
 from retable.platform.config import Parent, Scratch, parent
 from retable.platform.errors import UserError
+from retable.platform.spec.claims import Verdict
 from retable.platform.spec.table import (
+    Claim,
     Column,
     Combined,
     Measurement,
@@ -17,6 +20,7 @@ from retable.platform.spec.table import (
     Table,
     apply_overrides,
     expand,
+    judge_claim,
     resolve,
     row_fields,
     with_claims,
@@ -225,6 +229,14 @@ def test_values_are_those_of_the_replicates_that_have_the_metric():
     assert values.dtype == np.float64 and values.tolist() == [1, 3]
     assert RESULTS.values("r", "b").tolist() == [10]
     assert RESULTS.values("empty", "a").tolist() == [] and RESULTS.values("r", "c").shape == (0,)
+
+
+def test_a_metric_that_is_not_finite_is_lost_and_separates_nothing():
+    made = {"r": [Replicate("r", {"seed": seed}, Small(seed=seed), None, {"a": a}) for seed, a in enumerate([nan, 1])]}
+    results = Results(made)
+    assert results.values("r", "a").tolist() == [1] and results.lost == {"r": {Small(seed=0)}}
+    claim = Claim(text="", check=lambda results: Verdict("holds", str(results.values("r", "a").mean())))
+    assert judge_claim(claim, results).status == "not separable"
 
 
 def test_results_know_their_rows_and_axes():
