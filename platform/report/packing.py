@@ -409,8 +409,8 @@ class _Taker:
     storage: Storage
     bundle: Bundle
     result: Unpacked
-    runs: set[tuple[str, str]] = field(default_factory=set)
-    """Task and fingerprint of the runs whose files are written."""
+    runs: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Task and fingerprint of the runs whose files are written -> the newest attempt when they were chosen."""
     added: set[tuple[str, str]] = field(default_factory=set)
     """Those that came in a bundle before: what they lack is added."""
 
@@ -429,7 +429,7 @@ class _Taker:
             if folder.checkpoints() or (number and not lease.is_over(lease.read(folder, number))):
                 self.result.kept.append(f"run {run}, which is not finished")
                 continue
-            self.runs.add((task, run))
+            self.runs[task, run] = number
             (self.result.runs if sent.outcome else self.result.resumed).append(run)
             digest = data_digest(self.storage, sent.data)
             if sent.outcome and digest is not None and sha256(json.dumps(digest).encode()) != sent.outcome[0]:
@@ -471,7 +471,23 @@ class _Taker:
         self.result.measurements += member.kind == "measurement"
         return True
 
+    def _is_begun(self, member: Member) -> bool:
+        """Return whether another command has begun or finished a chosen run meanwhile; it is then kept."""
+        key, folder = (member.task, member.run), RunFolder(self.storage, member.task, member.run)
+        if key in self.added:
+            return False
+        if self.runs.get(key) == lease.newest_number(folder) and not folder.folder.exists("result.json"):
+            return False
+        if self.runs.pop(key, None) is not None:  # of several writers one says so
+            self.result.runs, self.result.resumed = (
+                [each for each in runs if each != member.run] for runs in (self.result.runs, self.result.resumed)
+            )
+            self.result.kept.append(f"run {member.run}, which another command began meanwhile")
+        return True
+
     def _write(self, member: Member, data: bytes) -> None:
+        if member.run and self._is_begun(member):
+            return
         if member.kind == "request" and not _has_table(json.loads(data)):
             self.result.other_version.append(member.path)
             return

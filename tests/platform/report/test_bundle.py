@@ -220,6 +220,25 @@ def test_an_unfinished_run_is_kept_and_a_half_unpacked_one_is_not(sender, packed
     assert not there.exists(f"runs/line/{first}/config.json")
 
 
+def test_a_run_that_another_command_begins_or_finishes_meanwhile_is_kept(sender, packed, tmp_path, monkeypatch):
+    there, choose = fresh(tmp_path), packing._Taker.choose
+    begun, ended, third = sender.list("runs/line")[:3]
+
+    def meanwhile(self, every):
+        choose(self, every)
+        there.write_json(f"runs/line/{begun}/attempts/0001/x.json", {"state": "running"})
+        there.write_json(f"runs/line/{ended}/result.json", {"own": True})
+
+    monkeypatch.setattr(packing._Taker, "choose", meanwhile)
+    taken = api.unpack(packed, storage=there)
+    assert [each for each in taken.kept if each.endswith("which another command began meanwhile")] == [
+        f"run {run}, which another command began meanwhile" for run in (begun, ended)
+    ]
+    assert not {begun, ended} & {*taken.runs} and third in taken.runs
+    assert set(files_of(Path(there.root, "runs/line", begun))) == {"attempts/0001/x.json"}
+    assert there.read_json(f"runs/line/{ended}/result.json") == {"own": True}
+
+
 def test_a_sent_run_whose_new_training_was_interrupted_can_be_taken_again(sender, packed, tmp_path):
     """A training that begins again removes the sent result at once."""
     there = fresh(tmp_path)
