@@ -364,6 +364,8 @@ def _resize(pixels: Array, height: int, width: int, enlarging: int = cv2.INTER_C
     size = max(1, width), max(1, height)
     if size == (pixels.shape[1], pixels.shape[0]):
         return pixels
+    if size[0] * size[1] > PIXELS:  # some systems would grant the memory, and end the process when it is used
+        raise MemoryError(f"{size[0]} x {size[1]} pixels, more than {PIXELS // 10**6} million")
     shrinks = size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]
     return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if shrinks else enlarging))
 

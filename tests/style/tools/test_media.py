@@ -700,6 +700,15 @@ def test_version_1_is_refused_before_it_begins_with_the_size_that_fits(tmp_path,
         style.check_memory(fits * 3 // 4 + 40, fits + 50)
 
 
+@pytest.mark.parametrize("change", [{"method.style_scale": 8.0}, {"method.scales": [2048]}])
+def test_a_large_painting_or_stage_counts(tmp_path, memory, change):
+    memory.available = 10**9
+    painting = [assets.paintings()["great_wave"]]
+    open_paintings(painting, Options(), Storage.open(tmp_path)).check_memory(512, 512)
+    with pytest.raises(UserError, match="GB of memory"):
+        open_paintings(painting, Options(changes=change), Storage.open(tmp_path)).check_memory(512, 512)
+
+
 def test_version_2_names_the_size_that_fits(memory):
     style = NetworkStyle(TransformerNetwork(32, "resize", "raw").eval(), Options())
     memory.available = 10**9
@@ -707,6 +716,13 @@ def test_version_2_names_the_size_that_fits(memory):
         style.check_memory(6000, 8000)
     fits = int(str(told.value).split("--size ")[1].split()[0])
     style.check_memory(fits * 3 // 4, fits)
+
+
+def opencv_shortage():
+    """OpenCV's error of an allocation that is larger than the address space."""
+    with pytest.raises(cv2.error) as caught:
+        cv2.resize(np.zeros((64, 48, 3), np.uint8), (1 << 24, 1 << 22))
+    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -719,6 +735,7 @@ def test_version_2_names_the_size_that_fits(memory):
         torch.OutOfMemoryError("CUDA out of memory"),
         RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1.00 GB)"),
         RuntimeError("Invalid buffer size: 12.00 GiB"),
+        opencv_shortage(),
     ],
 )
 def test_an_allocation_that_fails_is_one_line_with_a_size(tmp_path, error):

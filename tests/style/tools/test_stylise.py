@@ -164,6 +164,26 @@ def test_strength_colours_alpha_and_profile(tmp_path, storage, weights_file):
     assert np.abs(found.pixels - (0.25 * recoloured + 0.75 * pixels)).max() <= 1
 
 
+def test_what_transparency_hides_does_not_tint_a_resized_cut_out():
+    pixels, alpha = np.zeros((4, 9, 3), np.uint8), np.zeros((4, 9), np.uint8)
+    pixels[:, 3:], alpha[:, 3:] = (250, 120, 30), 255
+    alpha[:, 6] = 90
+    for size in (4, 20):
+        found = batches.resized(images.Picture(pixels, alpha), size)
+        assert found.alpha.shape == found.pixels.shape[:2] and 0 < (found.alpha > 8).sum() < found.alpha.size
+        assert np.abs(found.pixels[found.alpha > 8].astype(int) - (250, 120, 30)).max() <= 16
+    whole = batches.resized(images.Picture(pixels), 4)
+    assert np.array_equal(whole.pixels, images.fit(pixels, 4)) and whole.alpha is None
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_painting_among_networks_sets_the_size(tmp_path, storage, order):
+    images.write(tmp_path / "mask.png", noise(8, 8))
+    styles = ["great_wave@ff0000", "metzinger@0000ff"][::order]
+    for size, expected in ((None, 512), (0, 0), (300, 300)):
+        assert open_style(styles, Options(mask=tmp_path / "mask.png", size=size), storage).size == expected
+
+
 def test_size_of_results(tmp_path, storage, weights_file):
     images.write(tmp_path / "a.png", noise(30, 60), noise(30, 60)[..., 0])
     outcomes([str(tmp_path / "a.png")], [str(weights_file)], tmp_path / "b.png", Options(size=24), storage)
@@ -276,6 +296,17 @@ def test_a_history_keeps_the_losses_of_other_photographs(tmp_path, storage, phot
     assert [line.split(",")[0] for line in history.read_text().splitlines()[1:]] == [str(first), str(second)]
     with pytest.raises(UserError, match=f"--history {tmp_path}: a folder is there; name a file"):
         outcomes([str(first)], styles, tmp_path / "other", options, storage, history=tmp_path)
+
+
+def test_a_history_names_a_photograph_whose_name_is_no_text(tmp_path, storage):
+    source = tmp_path / "caf\udce9.png"
+    images.write(source, noise(48, 64))
+    styles, options = [str(next(iter(assets.paintings().values())))], Options(changes={**RANDOM, "steps": 1}, size=64)
+    for _ in range(2):
+        arguments = [str(source)], styles, tmp_path / "out.png", options, storage
+        outcomes(*arguments, history=tmp_path / "losses.csv", overwrite=True)
+    (_, line) = (tmp_path / "losses.csv").read_text(errors="surrogateescape").splitlines()
+    assert line.startswith(f"{source},1,")
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_first_picture(
@@ -483,6 +514,12 @@ def test_a_picture_that_free_memory_does_not_hold_is_refused(weights_file, stora
             continue
         with pytest.raises(UserError, match=r"60 x 40 pixels need .* GB of memory, .* are free; --size 56 fits"):
             style([noise(40, 60)], nothing)
+
+
+def test_a_result_that_is_larger_than_any_picture_is_refused(tmp_path, storage, photographs, weights_file):
+    for size, said in ((2_000_000, batches.TOO_LARGE), (60, "")):
+        found = outcomes([str(photographs)], [str(weights_file)], tmp_path / "out", Options(size=size), storage)
+        assert [outcome.failure for outcome in found] == [said and f"{outcome.job.source}: {said}" for outcome in found]
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])

@@ -86,7 +86,8 @@ def stylise_jobs(style: Style, jobs: Sequence[Job], options: Options, report: Re
     waiting: list[tuple[Job, Picture]] = []
     for number, job in enumerate(jobs):
         try:
-            picture = resized(images.read(job.source), style.size)
+            with shortage_told(f"{job.source}: {TOO_LARGE}"):
+                picture = resized(images.read(job.source), style.size)
         except UserError as error:
             yield Outcome(job, failure=str(error))
             continue
@@ -111,8 +112,13 @@ def within(report: Report, before: int, total: int, batch: Sequence[tuple[Job, P
 
 def resized(picture: Picture, size: int) -> Picture:
     """Return a picture whose longer side has `size` pixels, with its alpha; 0: as it is."""
-    alpha = None if picture.alpha is None else images.fit(picture.alpha, size)
-    return Picture(images.fit(picture.pixels, size), alpha, picture.icc, picture.animated)
+    pixels, alpha = images.fit(picture.pixels, size), picture.alpha
+    if alpha is not None and size:  # colors are averaged by their alpha: those of transparent pixels do not show
+        seen = np.dstack((picture.pixels, np.full_like(alpha, 255))) * alpha[..., None].astype(np.uint16)
+        colors, shares = np.split(images.fit(seen, size), [3], -1)
+        shown = np.rint(np.float32(255) * colors / np.maximum(shares, 1)).clip(max=255)
+        pixels, alpha = np.where(shares, shown, pixels).astype(np.uint8), images.fit(alpha, size)
+    return Picture(pixels, alpha, picture.icc, picture.animated)
 
 
 def stylise_batch(
@@ -261,7 +267,7 @@ def read_history(path: Path, anew: Collection[str], overwrite: bool) -> list[tup
     """
     if not path.exists():
         return []
-    with disk_errors(f"--history {path}"), path.open(newline="", encoding="utf-8", errors="replace") as file:
+    with disk_errors(f"--history {path}"), path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
         head, *rows = list(csv.reader(file)) or [[]]
     if head != list(HISTORY):
         if overwrite:
@@ -274,7 +280,7 @@ def write_history(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
     """Write losses as a table: photograph, evaluation, total, content and style loss."""
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows([HISTORY, *rows])
-    Storage.open(path.absolute().parent).write(path.name, stream.getvalue())
+    Storage.open(path.absolute().parent).write(path.name, stream.getvalue().encode(errors="surrogateescape"))
 
 
 def sheet(pictures: Sequence[tuple[str, Pixels]], columns: int = 4) -> Pixels:
@@ -299,7 +305,8 @@ def compare(run: str, photograph: Path, epochs: Sequence[int], options: Options,
     Raises:
         UserError: where the run is no network's, an epoch was not kept, or the photograph cannot be read.
     """
-    pixels = images.fit(images.read(photograph).pixels, options.size or 0)
+    with shortage_told(f"{photograph}: {TOO_LARGE}"):
+        pixels = images.fit(images.read(photograph).pixels, options.size or 0)
     shown = [(photograph.stem, pixels)]
     trained = find_run(run, storage)
     for epoch in epochs or sorted(map(int, trained.result["weights"])):

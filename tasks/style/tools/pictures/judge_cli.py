@@ -93,8 +93,10 @@ def judged_picture(path: Path, size: int = 0) -> Pixels:
     """
     from retable.tasks.style.apply.judge import LEAST
     from retable.tasks.style.files import images
+    from retable.tasks.style.tools.pictures.memory import TOO_LARGE, shortage_told
 
-    pixels = images.fit(images.read(path).pixels, size)
+    with shortage_told(f"{path}: {TOO_LARGE}"):
+        pixels = images.fit(images.read(path).pixels, size)
     height, width = pixels.shape[:2]
     if min(height, width) < LEAST:
         raise UserError(f"{path}: {width} x {height} pixels are too few to judge; {LEAST} each way are needed")

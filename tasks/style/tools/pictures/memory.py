@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
+import cv2
 import psutil
 import torch
 
@@ -68,7 +69,7 @@ def check_memory(
     if bytes_ <= free:
         return
     longer = max(height, width)
-    sizes = range(longer // STEP * STEP, 0, -STEP)
+    sizes = range(longer // STEP * STEP, STEP, -STEP)
     shapes = ((size, max(1, height * size // longer), max(1, width * size // longer)) for size in sizes)
     fits = next((size for size, *shape in shapes if needed(*shape) <= free), 0)
     remedy = f"--size {fits} fits" if fits else "no size fits"
@@ -77,18 +78,24 @@ def check_memory(
 
 
 def image_bytes(config: Config, network: BackboneNetwork, height: int, width: int) -> int:
-    """Estimate the bytes that version 1 takes for a picture: features of all octaves, and L-BFGS' history."""
+    """Estimate the bytes that version 1 takes for a picture, at its largest stage.
+
+    That is, features of all octaves and L-BFGS' history, or the features of a painting where that is larger.
+    """
     method = config.method
     assert isinstance(method, OptimiseImage)
     objective = method.objective
-    pixels = height * width * sum(4.0**-octave for octave in range(objective.octaves))
+    side = max((method.size, *method.scales))
+    pixels = height * width * (side / method.size) ** 2
+    compared = pixels * sum(4.0**-octave for octave in range(objective.octaves))
     names = {
         *resolved(network, objective.content_layers, "content"),
         *resolved(network, objective.style_layers, "style"),
     }
     history = 2 * method.optimizer.history + 4 if isinstance(method.optimizer, Lbfgs) else 6
     features, weights = values_of(network, frozenset(names))
-    return round(4 * (HELD * pixels * features + KERNELS * weights + history * 3 * height * width))
+    evaluation = HELD * compared * features + history * 3 * pixels
+    return round(4 * (max(evaluation, features * (side * method.style_scale) ** 2) + KERNELS * weights))
 
 
 @lru_cache(maxsize=1)  # the size that fits is looked for by asking often
@@ -104,6 +111,8 @@ def values_of(network: BackboneNetwork, layers: frozenset[str]) -> tuple[float, 
 
 def is_shortage(error: BaseException) -> bool:
     """Return whether an error is an allocation that failed: on CPUs and on MPS PyTorch raises a plain RuntimeError."""
+    if isinstance(error, cv2.error):
+        return bool(error.code == cv2.Error.StsNoMem)
     short = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return short or (isinstance(error, RuntimeError) and any(words in str(error) for words in SHORTAGE))
 
@@ -117,7 +126,7 @@ def shortage_told(message: str) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, cv2.error) as error:
         if not is_shortage(error):
             raise
         raise UserError(message) from error

@@ -274,7 +274,7 @@ class MaskedStyle:
     @property
     def size(self) -> int:
         """Pixels of the longer side that photographs are resized to; 0: their own."""
-        return self.styles[0].size
+        return max(style.size for style in self.styles)
 
     @property
     def batch_pixels(self) -> int:
