@@ -150,6 +150,17 @@ def test_the_command_prints_networks_and_pictures(tmp_path):
     assert "say which painting it is after" in str(bare.exception)
 
 
+@pytest.mark.parametrize("name", ["scan.jpe", "painting"])
+def test_a_painting_is_a_file_whatever_its_suffix(tmp_path, name):
+    images.write(tmp_path / "a.jpg", noise())
+    file = (tmp_path / "a.jpg").rename(tmp_path / name)
+    assert judge_cli.find_work(str(file)) == file
+    assert judge_cli.find_work("great_wave") == assets.paintings()["great_wave"]
+    network = (tmp_path / "a.jpg").with_name("the_scream.safetensors")
+    network.touch()
+    assert judge_cli.find_work(str(network)) == assets.paintings()["the_scream"]
+
+
 def test_pictures_that_are_too_small_to_judge_are_told_before_networks_run(tmp_path, monkeypatch):
     monkeypatch.setattr(judge, "judge_network", lambda *given: pytest.fail("a network was run"))
     for name, shape in (("tiny", (50, 50, 3)), ("panorama", (100, 900, 3))):

@@ -293,6 +293,15 @@ def test_measuring_compares_the_first_frames_with_the_free_network():
     assert found["source"] == found["off"] == 0 and found["result"] == pytest.approx(5)
 
 
+def test_what_is_measured_does_not_depend_on_the_batch():
+    frames, found = [scene(number) for number in range(6)], []
+    for batch in (1, 4, 6):
+        pieces, meters = [Piece(stack(frames[at : at + batch])) for at in range(0, 6, batch)], {}
+        list(measured(((piece, piece.pictures // 2) for piece in pieces), lambda piece: piece.pictures, meters, 3))
+        found.append({name: meter.result()["warp_error"] for name, meter in meters.items()})
+    assert found[0] == found[1] == found[2]
+
+
 def test_the_sample_video_flickers_less(shared):
     """Big Buck Bunny and a trained network: the blend takes off half of what does not move with its source."""
     trained = transformer.read(shared / "weights/style/v2_wave_lengstrom_layout.safetensors")

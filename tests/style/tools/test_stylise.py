@@ -3,6 +3,7 @@ import math
 import tracemalloc
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import get_type_hints
 
 import cv2
 import numpy as np
@@ -30,6 +31,7 @@ from retable.tasks.style.tools.pictures.batches import (
     stylise_files,
     stylise_jobs,
 )
+from retable.tasks.style.tools.pictures.knobs import Knobs
 from retable.tasks.style.tools.pictures.regions import Mask, compose
 from retable.tasks.style.tools.pictures.stylise import (
     NetworkStyle,
@@ -434,6 +436,18 @@ def test_a_grey_mask_is_a_share(height, width):
     mixed = compose(photograph, [made], [share])
     naive = share[..., None] * made + (1 - share[..., None]) * photograph
     assert np.abs(mixed - naive).max() < 0.51
+
+
+@pytest.mark.parametrize("like", ["", "gatys", "johnson", "paper"])
+def test_help_names_the_defaults_of_each_preset(storage, like):
+    config = painting_config(["great_wave"], Options(like=like), storage)
+    method, hints = config.method, get_type_hints(Knobs, include_extras=True)
+    pooling, weight = method.backbone.pooling, method.objective.content_weight
+    for option, value in {"evaluations": config.steps, "content_weight": weight, "pooling": pooling}.items():
+        (told,) = (mark.help for mark in hints[option].__metadata__ if hasattr(mark, "help"))
+        usual, *others = told.partition("(default: ")[2].rstrip(").").split("; ")
+        (named,) = [other.split(" ")[0] for other in others if like and like in other] or [usual]
+        assert named == str(value).removesuffix(".0")
 
 
 def test_what_style_means(tmp_path, storage, weights_file):

@@ -116,9 +116,11 @@ def find_work(name: str) -> Path:
     Raises:
         UserError: where there is none.
     """
+    from retable.tasks.style.tools.pictures.stylise import find_painting
+
     shipped = assets.paintings()
     stem = name.rpartition(":")[2] if not Path(name).is_file() else Path(name).stem
-    work = Path(name) if is_picture(name) else shipped.get(stem)
+    work = find_painting(name) or (Path(name) if is_picture(name) else shipped.get(stem))
     if work is None:
         raise UserError(f"{name}: say which painting it is after: --painting FILE, or {', '.join(shipped)}")
     return work

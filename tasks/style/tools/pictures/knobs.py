@@ -61,7 +61,11 @@ class Result:
     precision: Precision = "auto"
     device: Device = ""
     tile: Annotated[
-        int, typer.Option(help="For networks: work in tiles of this many pixels (same result); 0 uses none.", min=0)
+        int,
+        typer.Option(
+            help="For networks: side of tiles in pixels (same result); 0 takes tiles only where a GPU's memory asks.",
+            min=0,
+        ),
     ] = 0
     ray: Annotated[bool, typer.Option("--ray", help="Distribute the pictures over the Ray cluster.")] = False
 
@@ -85,7 +89,9 @@ class Knobs:
     ] = None
     scales: Annotated[str, Sets("method.scales", whole), panel(PAINTINGS, "Sizes to work at, coarse to fine.")] = ""
     evaluations: Annotated[
-        int | None, Sets("steps"), panel(PAINTINGS, "Evaluations of the loss (default: 300).", min=1)
+        int | None,
+        Sets("steps"),
+        panel(PAINTINGS, "Evaluations of the loss (default: 300; 500 with --like gatys or johnson).", min=1),
     ] = None
     seed: Annotated[int | None, Sets("seed"), panel(PAINTINGS, "Seed of noise and of random weights.", min=0)] = None
     history: Annotated[Path | None, panel(PAINTINGS, "Write each evaluation's losses to this CSV file.")] = None
@@ -98,7 +104,7 @@ class Knobs:
     content_weight: Annotated[
         float | None,
         Sets("method.objective.content_weight"),
-        panel(LOSS, "Weight of the photograph's content (default: 1).", min=0),
+        panel(LOSS, "Weight of the photograph's content (default: 1; 0.001 with --like gatys).", min=0),
     ] = None
     variation_weight: Annotated[
         float | None,
@@ -155,7 +161,9 @@ class Knobs:
         panel(NETWORK, "small (comes along), imagenet, random, a file, or what `retable style weights` prints."),
     ] = None
     pooling: Annotated[
-        Literal["average", "max"] | None, Sets("method.backbone.pooling"), panel(NETWORK, "Pooling (default: average).")
+        Literal["average", "max"] | None,
+        Sets("method.backbone.pooling"),
+        panel(NETWORK, "Pooling (default: average; max with --like johnson)."),
     ] = None
     normalise: Annotated[
         bool | None, Sets("method.backbone.normalise"), panel(NETWORK, "Bring filters to a mean activation of one.")

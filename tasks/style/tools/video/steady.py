@@ -329,12 +329,13 @@ def measured(pairs: Pairs, free: Callable[[Piece], Pictures] | None, meters: dic
     seen = 0
     for piece, stylised in pairs:
         if seen < frames:
-            made = {"source": piece.pictures, "result": stylised}
+            first = piece.pictures[: frames - seen]
+            made = {"source": first, "result": stylised[: frames - seen]}
             if free:
-                made["off"] = free(Piece(piece.pictures))
+                made["off"] = free(Piece(first))
             for name, pictures in made.items():
                 meter = meters.setdefault(name, Flicker())
-                for frame, picture in zip(piece.pictures, pictures, strict=True):
+                for frame, picture in zip(first, pictures, strict=True):
                     meter.add(frame.permute(1, 2, 0).numpy(), picture.permute(1, 2, 0).numpy())
         seen += len(stylised)
         yield piece, stylised
