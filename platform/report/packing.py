@@ -413,6 +413,8 @@ class _Taker:
     """Task and fingerprint of the runs whose files are written -> the newest attempt when they were chosen."""
     added: set[tuple[str, str]] = field(default_factory=set)
     """Those that came in a bundle before: what they lack is added."""
+    begun: set[tuple[str, str]] = field(default_factory=set)
+    """Those of `runs` that another command has begun or finished since."""
 
     def choose(self, every: Mapping[tuple[str, str], _Sent]) -> None:
         """Decide which runs are taken. `every`: task and fingerprint -> what the bundle has of the run."""
@@ -457,6 +459,10 @@ class _Taker:
                         finish(pending)
                         held = 0
                 finish(pending)
+        for _, run in sorted(self.begun):
+            for taken in (self.result.runs, self.result.resumed):
+                taken[:] = [each for each in taken if each != run]
+            self.result.kept.append(f"run {run}, which another command began meanwhile")
 
     def _wanted(self, member: Member) -> bool:
         if member.run:
@@ -476,14 +482,9 @@ class _Taker:
         key, folder = (member.task, member.run), RunFolder(self.storage, member.task, member.run)
         if key in self.added:
             return False
-        if self.runs.get(key) == lease.newest_number(folder) and not folder.folder.exists("result.json"):
-            return False
-        if self.runs.pop(key, None) is not None:  # of several writers one says so
-            self.result.runs, self.result.resumed = (
-                [each for each in runs if each != member.run] for runs in (self.result.runs, self.result.resumed)
-            )
-            self.result.kept.append(f"run {member.run}, which another command began meanwhile")
-        return True
+        if self.runs[key] != lease.newest_number(folder) or folder.folder.exists("result.json"):
+            self.begun.add(key)
+        return key in self.begun
 
     def _write(self, member: Member, data: bytes) -> None:
         if member.run and self._is_begun(member):
