@@ -219,7 +219,7 @@ def plan(
     """Print what filling tables takes, without starting anything; with --cluster also nodes, money and time.
 
     Trainings cost what finished runs of the storage took, where there are some of this scale on such a machine; for
-    --cluster, whose machines are others, they cost what their tasks estimate, or what a GPU's step times were measured.
+    --cluster, whose machines are others, they cost what their tasks estimate, or what a GPU's measured step times give.
 
     Examples: `retable plan rl/figure1 rl/figure2 --scale paper` · `retable plan --scale paper --cluster cluster.yaml`
     · `retable plan rl/figure1 --rows dense --rows 'SNIP 9*' --set view.policy=bc --configs`
