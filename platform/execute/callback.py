@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -75,7 +76,12 @@ class TrialCallback:
 
         watch = self
 
-        class Forward(TrialProgressCallback):  # in the place of Tune's own, which prints of trials that report nothing
+        # In the place of Tune's own, which prints of trials that report nothing. Tune's new output, where the user has
+        # switched it on, drops such a callback: we would hear of no trial's end, and wait for ever.
+        is_old = os.environ.get("RAY_AIR_NEW_OUTPUT") == "0"
+        base: type[Callback] = TrialProgressCallback if is_old else tune.Callback
+
+        class Forward(base):  # type: ignore[valid-type, misc]
             def __reduce__(self) -> tuple[type, tuple[()]]:
                 """Pickle the base class: Ray writes callbacks beside its state, and a terminal cannot be pickled."""
                 return tune.Callback, ()

@@ -38,8 +38,12 @@ def test_a_reused_process_does_not_grow_with_its_trainings(storage):
 
 
 @pytest.mark.slow
-def test_no_more_trials_start_than_memory_has_room_for(storage):
+@pytest.mark.parametrize("output", ["0", "1"])
+def test_no_more_trials_start_than_memory_has_room_for(storage, monkeypatch, output):
+    """Also where the user wants Tune's new output, which takes no callback of the old one's kind."""
     import ray
+
+    monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", output)
 
     cluster.add_to_path()
     ray.init(address="local", num_cpus=8, _memory=2.5 * Requirements().memory, include_dashboard=False)
