@@ -222,11 +222,11 @@ def make_once(task_name: str, where: str, storage: Storage, make: Callable[[], o
             dead = lease.wait(place, POLL_SECONDS)
             continue
         with lease.heartbeat([attempt]):
-            if missing := replace or not storage.exists(f"data/{where}/dataset.json"):
+            if is_due := replace or not storage.exists(f"data/{where}/dataset.json"):
                 make()
         if attempt.owns():  # of one that failed it stays: by its number those who wait find out which of them is next
             storage.remove(f"{MAKING}/{place.path}")
-        return missing
+        return is_due
     return False
 
 

@@ -100,7 +100,7 @@ def lines(entries: list[dict[str, Any]]) -> list[str]:
 
 
 def _facts(same: list[dict[str, Any]], once: list[dict[str, Any]]) -> list[str]:
-    """Return what a row's replicates are; `once`: one of each run, as a training costs once whatever views it has."""
+    """Describe a row's replicates; `once` has one of each run, as a training costs once for all its views."""
     first = same[0]
     if "joins" in first:
         return [f"joins {'; '.join(first['joins'])}"]
