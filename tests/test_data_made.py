@@ -1,9 +1,14 @@
 """A data set that is there is made or imported anew only where that is asked for, by the same option in every task."""
 
+import time
+import wave
+from threading import Thread
+
 import pytest
 
 from retable.platform.cli import app
 from retable.platform.errors import UserError
+from retable.platform.store import lease
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.prepare import CENTRAL, GENERATED, Preset
 
@@ -32,6 +37,37 @@ def test_what_is_there_is_replaced_only_where_that_is_asked_for(tmp_path, task, 
     data(*MAKE[task], "--storage", str(tmp_path), "--replace")
     assert place.read("dataset.json") != before
     assert not data("check", task, "--storage", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (MAKE["weather"], "weather/mine"),
+        (("make", "rl", "--env", "hopper", "--transitions", "1000"), "rl/Hopper/recorded"),
+        (("import", "audio", "sounds.csv", "--name", "mine"), "audio/mine"),
+    ],
+    ids=lambda words: words if isinstance(words, str) else "",
+)
+def test_while_a_data_set_is_made_the_same_command_waits(tmp_path, monkeypatch, capfd, words, where):
+    """Two wrote into one folder, and each removed what the other had written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(GENERATED, "24", Preset(regions=CENTRAL[:1], years=(2019,), training=36, validation=1, tests=1))
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.01)
+    with wave.open("sound.wav", "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(bytes(range(256)) * 500)
+    (tmp_path / "sounds.csv").write_text("file,caption\nsound.wav,a hum\n")
+    root = Storage.open(tmp_path)
+    command = Thread(target=data, args=(*words, "--storage", str(tmp_path)))
+    with lease.one_maker(root, where):
+        command.start()
+        said = ""
+        while "another command makes it" not in said and command.is_alive():
+            said += capfd.readouterr().err
+            time.sleep(0.01)
+        assert command.is_alive() and not root.list(f"data/{where}")
+    command.join()
+    assert root.exists(f"data/{where}/dataset.json")
 
 
 def test_pictures_are_imported_over_others_only_where_that_is_asked_for(tmp_path):

@@ -6,9 +6,8 @@ references from one small actor, because a launch is sent to the workers before 
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +20,10 @@ from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.task import Task, find, has_commands
 from retable.platform.store import lease
 from retable.platform.store.lease import DEATHS
-from retable.platform.store.run import RunFolder, sha256
 from retable.platform.store.storage import Storage
 
 _ROOM = 0.3
 """Share of a node's object store for datasets: each node that trains holds all of them."""
-MAKING = ".making"
-"""Folder of the storage with the leases of data sets that are being made."""
-POLL_SECONDS = 1.0
-"""Between two looks at what another command makes."""
 _AGAIN = "make or convert the data set again"
 
 
@@ -208,26 +202,11 @@ class DatasetCache:
 
 def make_missing(task: Task, config: Config, storage: Storage) -> None:
     """Make a config's data set if it is not there; of several commands one does so, and the others wait for it."""
-    make_once(task.name, task.dataset.where(config), storage, lambda: task.dataset.prepare(config, storage))
-
-
-def make_once(task_name: str, where: str, storage: Storage, make: Callable[[], object], replace: bool = False) -> bool:
-    """Make a data set if it is not there, or replace it, while no other command makes it; return whether this did."""
-    place = RunFolder(storage / MAKING, task_name, sha256(where.encode())[:16])
-    dead = 0
-    while replace or not storage.exists(f"data/{where}/dataset.json"):
-        try:
-            attempt = lease.acquire(place, uuid.uuid4().hex, 0, dead)
-        except lease.LeaseLost:
-            dead = lease.wait(place, POLL_SECONDS)
-            continue
-        with lease.heartbeat([attempt]):
-            if is_due := replace or not storage.exists(f"data/{where}/dataset.json"):
-                make()
-        if attempt.owns():  # of one that failed it stays: by its number those who wait find out which of them is next
-            storage.remove(f"{MAKING}/{place.path}")
-        return is_due
-    return False
+    where = task.dataset.where(config)
+    if not storage.exists(f"data/{where}/dataset.json"):
+        with lease.one_maker(storage, where):
+            if not storage.exists(f"data/{where}/dataset.json"):
+                task.dataset.prepare(config, storage)
 
 
 def _make_set(task_name: str, config: Config, storage: Storage) -> str | None:

@@ -16,17 +16,19 @@ import os
 import platform
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from retable.platform.console import errors
 from retable.platform.errors import TRACEBACK, Unreachable, UserError, one_line, traceback_of
 from retable.platform.store.patience import at_most
 from retable.platform.store.provenance import code_ran
-from retable.platform.store.run import RunFolder
-from retable.platform.store.storage import Record
+from retable.platform.store.run import RunFolder, sha256
+from retable.platform.store.storage import Record, Storage
 
 HEARTBEAT_SECONDS = 20.0
 """Seconds between the heartbeats of a lease."""
@@ -34,6 +36,10 @@ STALE_SECONDS = 120.0
 """Seconds without a heartbeat after which a lease is stale."""
 DEATHS = 3
 """Give up after this many crashes of the same work item at the same step."""
+MAKING = ".making"
+"""Folder of the storage with the leases of data sets."""
+POLL_SECONDS = 1.0
+"""Between two looks at what another command makes."""
 
 
 class LeaseLost(Exception):
@@ -223,6 +229,28 @@ def wait(folder: RunFolder, seconds: float) -> int:
     while not (number := watcher.poll()):
         time.sleep(seconds)
     return number
+
+
+@contextlib.contextmanager
+def one_maker(storage: Storage, where: str) -> Iterator[None]:
+    """Make a data set in the block, which no other command does meanwhile; where one does, wait for its end first.
+
+    Leases stay, released: by their numbers those who wait find out which of them is next.
+
+    Args:
+        storage: the root of everything that lasts.
+        where: of the data set, below `data/`: `<task>/<name>`.
+    """
+    place = RunFolder(storage / MAKING, where.partition("/")[0], sha256(where.encode())[:16])
+    attempt, dead = None, 0
+    while attempt is None:
+        try:
+            attempt = acquire(place, uuid.uuid4().hex, 0, dead)
+        except LeaseLost:
+            errors.print(f"data {where}: another command makes it; this one waits for that", markup=False)
+            dead = wait(place, POLL_SECONDS)
+    with heartbeat([attempt]):
+        yield
 
 
 @dataclass

@@ -23,6 +23,7 @@ from retable.platform.console import (
 )
 from retable.platform.errors import UserError
 from retable.platform.spec.task import data_sets
+from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
 
 if TYPE_CHECKING:
@@ -119,13 +120,15 @@ def make(
     if scenes and size != "tiny":
         raise UserError(f"--size {size}: scenes have none; use --training and --validation")
     chosen = name or f"{GENERATED}{size}"
-    place = folder(Storage.open(storage), chosen)
-    if scenes:
-        numbers = {"training": training, "validation": validation, "test_fold": test_fold, "alone": alone, "seed": seed}
-        numbers["all_folds"] = all_folds
-        tell(place, compose(scenes, place, chosen, numbers, features, workers, replace))
-    else:
-        tell(place, make_generated(place, chosen, size, replace))
+    root = Storage.open(storage)
+    place = folder(root, chosen)
+    with one_maker(root, f"audio/{chosen}"):
+        if scenes:
+            numbers = {"training": training, "validation": validation, "test_fold": test_fold, "alone": alone}
+            numbers |= {"seed": seed, "all_folds": all_folds}
+            tell(place, compose(scenes, place, chosen, numbers, features, workers, replace))
+        else:
+            tell(place, make_generated(place, chosen, size, replace))
 
 
 def compose(
@@ -234,8 +237,8 @@ def import_(
         place = data_folder(where, name)
         lists = exclude or []
         how: Any = {"features": features, "exclusions": lists, "workers": workers, "replacing": replace}
-        info = importer.import_challenge(source, place, name, **how)
-        tell(place, info)
+        with one_maker(where, f"audio/{name}"):
+            tell(place, importer.import_challenge(source, place, name, **how))
     elif exclude:
         raise UserError("--exclude: is for the collections; take the rows out of your own CSV")
     else:
@@ -265,7 +268,8 @@ def import_table(
         raise UserError(f"--name {name}: is the name of other recordings; choose another")
     place = data_folder(storage, name)
     how: Any = {"folder": folder, "features": features, "workers": workers, "replacing": replacing}
-    info = importer.import_own(table, place, name, **how)
+    with one_maker(storage, f"audio/{name}"):
+        info = importer.import_own(table, place, name, **how)
     tell(place, info)
     return info
 

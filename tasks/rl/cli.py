@@ -28,6 +28,7 @@ from retable.platform.console import (
 )
 from retable.platform.errors import UserError
 from retable.platform.spec.task import Source, check_new, find
+from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import DESCRIPTION
 from retable.tasks.rl.formats.precisions import TYPES
@@ -162,8 +163,10 @@ def make(
     if parts and policy != "expert":
         raise UserError(f"--policy {policy}: --mix names the behaviours; leave it out")
     root, environment = Storage.open(storage), environment_name(env)
-    check_new(data.folder(root, environment, "mixed" if parts else "recorded"), replace)
-    info = make_recording(environment, root, transitions, 0.05 if noise is None else noise, seed, policy, parts)
+    name = "mixed" if parts else "recorded"
+    with one_maker(root, f"rl/{environment}/{name}"):
+        check_new(data.folder(root, environment, name), replace)
+        info = make_recording(environment, root, transitions, 0.05 if noise is None else noise, seed, policy, parts)
     for part in info["behaviour"].get("parts", ()):
         console.print(f"{part['name']}: {part['transitions']:,} transitions, return {part['return']:.0f}")
     score = "" if info["behaviour_score"] is None else f" = {info['behaviour_score']:.1f} normalised"

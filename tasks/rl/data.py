@@ -20,6 +20,7 @@ import torch
 from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source, check_new, data_folder
+from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
 from retable.platform.train import seeds
 from retable.platform.train.worker import share
@@ -201,14 +202,13 @@ def convert(
             raise UserError(f"{source}: recorded in {info['simulator']}, not in {simulator}; leave --simulator out")
         info["simulator"] = simulator
     target = folder(storage, info["environment"], info["name"])
-    check_new(target, replace)
-    space = _space(source, info["environment"], info["simulator"])
-    made = read_d4rl(source, space, skip, mending)
-    marked = len(made.returns) + len(set(skip))
-    cut = bool(info.get("cut")) and marked - 1 not in skip  # the last episode
-    return store(
-        made.columns, made.returns, target, info | notes_of(made, skip) | ({"cut": cut} if "cut" in info else {})
-    )
+    with one_maker(storage, f"rl/{info['environment']}/{info['name']}"):
+        check_new(target, replace)
+        space = _space(source, info["environment"], info["simulator"])
+        made = read_d4rl(source, space, skip, mending)
+        marked = len(made.returns) + len(set(skip))
+        cut = {"cut": bool(info["cut"]) and marked - 1 not in skip} if "cut" in info else {}  # the last episode
+        return store(made.columns, made.returns, target, info | notes_of(made, skip) | cut)
 
 
 def notes_of(made: Recording, skip: Collection[int]) -> dict[str, Any]:

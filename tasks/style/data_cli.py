@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +20,7 @@ from retable.platform.console import (
 )
 from retable.platform.errors import UserError
 from retable.platform.spec.task import check_new, data_folder, data_sets
+from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ def make(
 
     Example: `retable data make style`
     """
-    from retable.platform.execute.datasets import make_once
     from retable.tasks.style.files.prepare import COCO, GENERATED, PHOTOGRAPHS, describe, make_generated
 
     if name == COCO:
@@ -83,10 +82,10 @@ def make(
         raise UserError(f"--name {name}: this set has {has}; choose another --name")
     root = Storage.open(storage)
     target = data_folder(root, "style", name)
-    make = partial(make_generated, target, name, photographs, seed, painting or ())
-    if not make_once("style", f"style/{name}", root, make, replace):
+    with one_maker(root, f"style/{name}"):
         check_new(target, replace)
-    console.print(f"{target}: {describe(target.read_json('dataset.json'))}", markup=False)
+        info = make_generated(target, name, photographs, seed, painting or ())
+    console.print(f"{target}: {describe(info)}", markup=False)
 
 
 def check(
@@ -119,15 +118,13 @@ def import_(
 
     Example: `retable data import style ~/Pictures --name mine`
     """
-    from retable.platform.execute.datasets import make_once
     from retable.tasks.style.files.prepare import describe, import_folder
 
     root = Storage.open(storage)
     target = data_folder(root, "style", name)
-    make = partial(import_folder, folder, target, name, test, every, painting or ())
-    if not make_once("style", f"style/{name}", root, make, replace):
+    with one_maker(root, f"style/{name}"):
         check_new(target, replace)
-    info = target.read_json("dataset.json")
+        info = import_folder(folder, target, name, test, every, painting or ())
     print_lines(info["left_out"], "left out: ")
     console.print(f"{target}: {describe(info)}, {len(info['test'])} for tests", markup=False)
     changes = {"data": name} | ({"style": [file.stem for file in painting]} if painting else {})

@@ -23,6 +23,7 @@ from retable.platform.console import (
 )
 from retable.platform.errors import UserError
 from retable.platform.spec.task import check_new, data_folder, data_sets
+from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.convert import convert as convert_frames
@@ -84,9 +85,12 @@ def make(
     other = chosen.startswith("generated-") and (seed or chosen != f"generated-{size}")
     if other or chosen == Config().data:
         raise UserError(f"--name {chosen}: tables read other data under such a name; choose another one")
-    target = data_folder(Storage.open(storage), "weather", chosen)
-    check_new(target, replace)
-    console.print(f"{target}: {describe(make_generated(target, chosen, str(size), seed))}")
+    root = Storage.open(storage)
+    target = data_folder(root, "weather", chosen)
+    with one_maker(root, f"weather/{chosen}"):
+        check_new(target, replace)
+        info = make_generated(target, chosen, str(size), seed)
+    console.print(f"{target}: {describe(info)}")
 
 
 def check(
@@ -162,10 +166,11 @@ def import_(
 
     if name.startswith("generated-") or name == Config().data:
         raise UserError(f"--name {name}: tables read other data under this name; choose another one")
-    target = data_folder(Storage.open(storage), "weather", name)
+    root = Storage.open(storage)
+    target = data_folder(root, "weather", name)
     if not target.is_local:
         raise UserError(f"{target}: import to a local --storage, then `retable data convert weather {name}`")
-    with progress_bar(f"importing {name}") as show:
+    with one_maker(root, f"weather/{name}"), progress_bar(f"importing {name}") as show:
         info = import_composites(
             source,
             Path(target.root),

@@ -15,9 +15,9 @@ from PIL import Image
 from pyarrow import fs
 
 from retable.platform.errors import UserError
-from retable.platform.execute import datasets
 from retable.platform.execute.datasets import _make_set
 from retable.platform.spec.task import Source, data_folder
+from retable.platform.store import lease
 from retable.platform.store.storage import Storage
 from retable.tasks.style import data, data_cli
 from retable.tasks.style.config import Config
@@ -347,7 +347,7 @@ def test_of_two_commands_at_once_one_makes_the_data_set(album, storage, quick):
         time.sleep(0.3)
         return index(*words, **more)
 
-    quick.setattr(datasets, "POLL_SECONDS", 0.01)
+    quick.setattr(lease, "POLL_SECONDS", 0.01)
     quick.setattr(module, "index_folder", slowly)
     with ThreadPoolExecutor(4) as pool:
         imports = [pool.submit(data_cli.import_, album, "mine", storage.root, test=4) for _ in range(2)]

@@ -23,6 +23,7 @@ from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import check_new
 from retable.platform.store.hdf5 import plain_entry
+from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
 from retable.tasks.rl.data import folder, notes_of, simulator, store
 from retable.tasks.rl.metrics import is_reference
@@ -88,11 +89,12 @@ def import_minari(
     about = metadata(source)
     info = identify(source, about, environment, name, version)
     target = folder(storage, info["environment"], info["name"])
-    check_new(target, replace)
-    space = spaces(simulator(info["environment"], info))
-    made = read_minari(source, about, space, skip, mending)
-    files = {Path(FILE).name: sha256(source / FILE)}
-    return store(made.columns, made.returns, target, {**info, "files": files, **notes_of(made, skip)})
+    with one_maker(storage, f"rl/{info['environment']}/{info['name']}"):
+        check_new(target, replace)
+        space = spaces(simulator(info["environment"], info))
+        made = read_minari(source, about, space, skip, mending)
+        files = {Path(FILE).name: sha256(source / FILE)}
+        return store(made.columns, made.returns, target, {**info, "files": files, **notes_of(made, skip)})
 
 
 def inspect(

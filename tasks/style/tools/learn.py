@@ -9,9 +9,9 @@ from pathlib import Path
 from retable.platform import api
 from retable.platform.console import print_lines
 from retable.platform.errors import UserError
-from retable.platform.execute.datasets import make_once
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.task import data_folder
+from retable.platform.store.lease import one_maker
 from retable.platform.store.provenance import cores
 from retable.platform.store.storage import Storage
 from retable.platform.store.weights import keep
@@ -68,14 +68,12 @@ def learn(painting: Path, start: str, photographs: Path | None, steps: int, stor
     name = f"learn-{sha256(made_of.encode()).hexdigest()[:12]}"
     dataset = data_folder(storage, "style", name)
 
-    def make() -> None:
-        if photographs:
+    with one_maker(storage, f"style/{name}"):
+        if photographs and not dataset.exists("dataset.json"):
             info = import_folder(photographs, dataset, name, TESTS, paintings=[painting])
             print_lines(info["left_out"], "left out: ")
-        else:
+        elif not dataset.exists("dataset.json"):
             make_generated(dataset, name, PHOTOGRAPHS, 0, [painting])
-
-    make_once("style", f"style/{name}", storage, make)
     changes = {
         **SETTINGS,
         "data": name,

@@ -25,6 +25,7 @@ from retable.platform.execute.session import ray_cluster
 from retable.platform.execute.streams import stream
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import data_folder
+from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import DATA_LENGTHS
 from retable.tasks.weather.w4c.frames import COLUMN, FRAMES_PER_FILE, Frames, part_path
@@ -75,11 +76,16 @@ def convert(storage: Storage, name: str, target: str | None = None) -> dict[str,
     if target in DATA_LENGTHS:
         raise UserError(f"--target {target}: tables read other data under this name; choose another one")
     source, place = (data_folder(storage, "weather", each) for each in (name, target))
-    made = place.read_json("dataset.json").get("converted_from", {}) if place.exists("dataset.json") else {"name": name}
-    if made.get("name") != name or any(each.isdecimal() for each in place.list()):
-        raise UserError(f"{place} holds other data; choose another --target")
-    with ray_cluster():
-        return transfer(source, place, target)
+    with one_maker(storage, f"weather/{target}"):
+        made = (
+            place.read_json("dataset.json").get("converted_from", {})
+            if place.exists("dataset.json")
+            else {"name": name}
+        )
+        if made.get("name") != name or any(each.isdecimal() for each in place.list()):
+            raise UserError(f"{place} holds other data; choose another --target")
+        with ray_cluster():
+            return transfer(source, place, target)
 
 
 def transfer(source: Storage, target: Storage, name: str) -> dict[str, Any]:

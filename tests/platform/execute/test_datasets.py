@@ -97,7 +97,7 @@ def test_a_set_waits_for_room_while_others_are_used_and_never_else(cluster, stor
 
 def test_of_several_commands_one_makes_a_data_set_and_the_others_wait(storage, monkeypatch):
     """They removed each other's files, and trained on what was there then."""
-    monkeypatch.setattr(datasets, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.05)
     made, config = [], LINE.config()
 
     def prepare(config, storage):
@@ -112,7 +112,7 @@ def test_of_several_commands_one_makes_a_data_set_and_the_others_wait(storage, m
 
 
 def test_after_one_that_failed_the_others_try_one_at_a_time(storage, monkeypatch):
-    monkeypatch.setattr(datasets, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.01)
     active, most, begun, config = [], [], [], LINE.config()
 
     def prepare(config, storage):
@@ -132,11 +132,29 @@ def test_after_one_that_failed_the_others_try_one_at_a_time(storage, monkeypatch
 
 
 def test_a_data_set_that_a_dead_process_began_is_made(storage):
-    place = RunFolder(storage / datasets.MAKING, "line", sha256(b"line/points")[:16])
+    place = RunFolder(storage / lease.MAKING, "line", sha256(b"line/points")[:16])
     dead = subprocess.run([sys.executable, "-c", DIES, storage.root, place.fingerprint], check=False)
     assert dead.returncode == -9 and lease.newest_number(place) == 1
     datasets.make_missing(LINE, LINE.config(), storage)
-    assert storage.exists("data/line/points/dataset.json") and lease.newest_number(place) == 0
+    assert storage.exists("data/line/points/dataset.json") and lease.newest_number(place) == 2
+
+
+def test_of_several_that_replace_a_data_set_one_works_at_a_time(storage, monkeypatch):
+    """The third took the lease of the second for one that had ended."""
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.01)
+    active, most = [], []
+
+    def make():
+        with lease.one_maker(storage, "line/points"):
+            active.append(1)
+            most.append(len(active))
+            time.sleep(0.1)
+            active.pop()
+
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(make) for _ in range(6)]:
+            done.result()
+    assert most == [1] * 6
 
 
 DIES = """

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from retable.platform import api
 from retable.platform.errors import UserError
-from retable.platform.execute import datasets
 from retable.platform.spec.task import Source, config_at, data_folder, find
+from retable.platform.store import lease
 from retable.platform.store.storage import Storage
 from retable.platform.store.weights import stored
 from retable.tasks.style import data
@@ -85,7 +85,7 @@ def test_pictures_that_were_added_or_exchanged_since_are_trained_on(tmp_path, as
 
 
 def test_two_at_once_make_one_data_set(tmp_path, asked, monkeypatch):
-    monkeypatch.setattr(datasets, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.01)
     made = []
 
     def make(dataset, name, *_):
