@@ -169,7 +169,7 @@ def test_images_without_rain_are_converted(tmp_path):
     assert not [path for path in written["files"] if ".test.rain" in path]
 
 
-def test_what_cannot_be_converted_is_refused(source, tmp_path):
+def test_what_cannot_be_converted_is_refused(source, tmp_path, monkeypatch):
     folder, _ = source
     target = Storage.open(tmp_path / "b")
     with pytest.raises(UserError, match="no data set here"):
@@ -179,6 +179,9 @@ def test_what_cannot_be_converted_is_refused(source, tmp_path):
         transfer(target, Storage.open(tmp_path / "c"), "c")
     with pytest.raises(UserError, match="another name"):
         convert(Storage.open(tmp_path), "mine", "mine")
+    monkeypatch.delattr(module, "ray_cluster")  # it is refused before Ray starts
+    with pytest.raises(UserError, match="no data set here"):
+        convert(Storage.open(tmp_path), "nothing")
 
 
 @pytest.mark.parametrize("target", ["other", "unfinished", "converted"])

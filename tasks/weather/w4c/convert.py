@@ -76,6 +76,7 @@ def convert(storage: Storage, name: str, target: str | None = None) -> dict[str,
     if target in DATA_LENGTHS:
         raise UserError(f"--target {target}: tables read other data under this name; choose another one")
     source, place = (data_folder(storage, "weather", each) for each in (name, target))
+    read_hdf5_info(source)  # before Ray starts
     with one_maker(storage, f"weather/{target}"):
         made = (
             place.read_json("dataset.json").get("converted_from", {})
@@ -88,6 +89,20 @@ def convert(storage: Storage, name: str, target: str | None = None) -> dict[str,
             return transfer(source, place, target)
 
 
+def read_hdf5_info(source: Storage) -> dict[str, Any]:
+    """Return `dataset.json` of a data set of HDF5 files.
+
+    Raises:
+        UserError: where there is none, or its files are of another format.
+    """
+    if not source.exists("dataset.json"):
+        raise UserError(f"{source}: no data set here (no dataset.json); check the name, or prepare it first")
+    info = source.read_json("dataset.json")
+    if info["format"] != "hdf5":
+        raise UserError(f"{source}: format is {info['format']} already; nothing to convert")
+    return info
+
+
 def transfer(source: Storage, target: Storage, name: str) -> dict[str, Any]:
     """Write the data set in the folder `source` as Parquet into the folder `target`; return its `dataset.json`.
 
@@ -98,11 +113,7 @@ def transfer(source: Storage, target: Storage, name: str) -> dict[str, Any]:
         UserError: where the source is no finished set of HDF5 files, or one is damaged, or the target's disk is full.
 
     """
-    if not source.exists("dataset.json"):
-        raise UserError(f"{source}: no data set here (no dataset.json); check the name, or prepare it first")
-    info = source.read_json("dataset.json")
-    if info["format"] != "hdf5":
-        raise UserError(f"{source}: format is {info['format']} already; nothing to convert")
+    info = read_hdf5_info(source)
     target.remove("dataset.json")
     table = source.read(find_csv(source))
     target.write(CSV, table)
