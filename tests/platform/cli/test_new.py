@@ -200,11 +200,16 @@ def test_each_metric_is_one_columns(table, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["list"], ["tables"], ["gc"], ["plan", "rl/table1", "--set", "sedd=1"]],
+    ("broken", "words"),
+    [
+        ("__init__", ["list"]),
+        ("tables", ["list"]),
+        ("tables", ["tables"]),
+        ("__init__", ["gc"]),
+        ("tables", ["plan", "rl/table1", "--set", "sedd=1"]),
+    ],
 )
-@pytest.mark.parametrize("broken", ["__init__", "tables"])
-def test_a_task_of_ones_own_that_does_not_load_leaves_the_others_alone(tmp_path, monkeypatch, words, broken):
+def test_a_task_of_ones_own_that_does_not_load_leaves_the_others_alone(tmp_path, monkeypatch, broken, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RETABLE_TASKS")
     mine = write_task("mine").folder.absolute()
