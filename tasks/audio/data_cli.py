@@ -55,11 +55,14 @@ def fetch(
     Example: `retable data fetch audio clotho wavcaps-soundbible`
     """
     from retable.platform.store import download
+    from retable.tasks.audio.prepare.prepare import folder_for
 
     def place(wanted: Published | None = None) -> Path:
         root = folder or download.default_folder(Storage.open(storage), "audio")
         return root / "wavcaps" if wanted and wanted.hub else root
 
+    if names:
+        folder_for(Storage.open(storage), name, "dcase2023")
     published = download.read_published(SOURCES)
     if list(download.fetch_by_name(published, names or [], place, yes=yes, mirror=mirror, limit=limit)):
         import_(place(), name=name, storage=storage, features=features, workers=workers)
@@ -99,7 +102,7 @@ def make(
 
     Example: `retable data make audio --size small`, or `retable data make audio --scenes esc10 --name esc10-scenes`
     """
-    from retable.tasks.audio.prepare.prepare import GENERATED, folder, make_generated
+    from retable.tasks.audio.prepare.prepare import GENERATED, folder_for, make_generated
 
     if scenes and (not name or name.startswith(GENERATED)):
         raise UserError(f"--name: name the data set of the scenes, not {GENERATED}...")
@@ -121,7 +124,7 @@ def make(
         raise UserError(f"--size {size}: scenes have none; use --training and --validation")
     chosen = name or f"{GENERATED}{size}"
     root = Storage.open(storage)
-    place = folder(root, chosen)
+    place = folder_for(root, chosen, "generated")
     with one_maker(root, f"audio/{chosen}"):
         if scenes:
             numbers = {"training": training, "validation": validation, "test_fold": test_fold, "alone": alone}
@@ -224,21 +227,18 @@ def import_(
 
     Example: `retable data import audio ~/collections`, or `retable data import audio sounds.csv --name sounds`
     """
-    from retable.tasks.audio.prepare import importer
-    from retable.tasks.audio.prepare.prepare import GENERATED
-    from retable.tasks.audio.prepare.prepare import folder as data_folder
+    from retable.tasks.audio.collect import layouts
+    from retable.tasks.audio.prepare.importer import import_entries
+    from retable.tasks.audio.prepare.prepare import folder_for
 
     where = Storage.open(storage)
-    if name.startswith(GENERATED):
-        raise UserError(f"--name {name}: is the name of other recordings; choose another")
     if source.is_dir():
         if folder:
             raise UserError("--folder: is for a CSV; leave it out")
-        place = data_folder(where, name)
-        lists = exclude or []
-        how: Any = {"features": features, "exclusions": lists, "workers": workers, "replacing": replace}
+        place = folder_for(where, name, "dcase2023")
+        how: Any = {"features": features, "exclusions": exclude or [], "workers": workers, "replacing": replace}
         with one_maker(where, f"audio/{name}"):
-            tell(place, importer.import_challenge(source, place, name, **how))
+            tell(place, import_entries(layouts.challenge(source), place, name, "dcase2023", **how))
     elif exclude:
         raise UserError("--exclude: is for the collections; take the rows out of your own CSV")
     else:
@@ -260,16 +260,12 @@ def import_table(
     Raises:
         UserError: where the name is another set's, the CSV is none, or none of its recordings can be read.
     """
-    from retable.tasks.audio.prepare import importer
-    from retable.tasks.audio.prepare.prepare import GENERATED
-    from retable.tasks.audio.prepare.prepare import folder as data_folder
+    from retable.tasks.audio.prepare.importer import import_own
+    from retable.tasks.audio.prepare.prepare import folder_for
 
-    if name == "dcase2023" or name.startswith(GENERATED):
-        raise UserError(f"--name {name}: is the name of other recordings; choose another")
-    place = data_folder(storage, name)
-    how: Any = {"folder": folder, "features": features, "workers": workers, "replacing": replacing}
+    place = folder_for(storage, name, "own")
     with one_maker(storage, f"audio/{name}"):
-        info = importer.import_own(table, place, name, **how)
+        info = import_own(table, place, name, folder=folder, features=features, workers=workers, replacing=replacing)
     tell(place, info)
     return info
 

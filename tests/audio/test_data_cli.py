@@ -4,6 +4,7 @@ import soundfile
 import typer
 
 from retable.platform.errors import UserError
+from retable.platform.store import download
 from retable.platform.store.storage import Storage
 from retable.tasks.audio import data_cli
 from retable.tasks.audio.collect.recordings import AudioShards, read_recordings
@@ -60,6 +61,21 @@ def test_refused_imports(table, storage, words, why):
             data_cli.import_(table.parent, storage=str(storage), **words)
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("generated-x", "is the name of other recordings"),
+        ("../x", "cannot name a data set"),
+        ("taken", "holds other data"),
+    ],
+)
+def test_a_fetch_is_refused_before_its_download(storage, monkeypatch, name, why):
+    storage.write_json("data/audio/taken/dataset.json", {"kind": "own"})
+    monkeypatch.setattr(download, "fetch_by_name", None)
+    with pytest.raises(UserError, match=why):
+        data_cli.fetch(["clotho"], name=name, storage=str(storage))
+
+
 def test_nothing_to_check(storage, tmp_path):
     with pytest.raises(UserError, match="no data sets"):
         data_cli.check(None, storage=str(storage))
@@ -108,6 +124,7 @@ def test_scenes_of_real_recordings(storage, esc, capsys):
         ({"test_fold": 2}, "--test-fold: only scenes"),
         ({"scenes": "x", "name": "mine", "size": "small"}, "--size small: scenes have none"),
         ({"all_folds": True}, "--all-folds: only scenes"),
+        ({"scenes": "x", "name": "dcase2023"}, "--name dcase2023: is the name of other recordings"),
         ({"name": "generated-small"}, "--name generated-small: tables read other data under such a name"),
     ],
 )

@@ -7,13 +7,13 @@ import pytest
 import soundfile
 
 from retable.platform.errors import UserError
-from retable.tasks.audio.collect import leaks
+from retable.tasks.audio.collect import layouts, leaks
 from retable.tasks.audio.collect.files import decode
 from retable.tasks.audio.collect.recordings import AudioShards, read_recordings
 from retable.tasks.audio.config import Config
 from retable.tasks.audio.prepare import importer
 from retable.tasks.audio.prepare.check import check
-from retable.tasks.audio.prepare.prepare import describe, folder, prepare
+from retable.tasks.audio.prepare.prepare import check_made, describe, folder, prepare
 from retable.tasks.audio.rewrite.augment import augment_dataset
 from retable.tasks.audio.world.generate import World
 from tests.audio.generated_layout import write_layout
@@ -36,7 +36,7 @@ def layout(tmp_path_factory):
 
 
 def imported(root, place, **options):
-    return importer.import_challenge(root, place, "dcase2023", **options)
+    return importer.import_entries(layouts.challenge(root), place, "dcase2023", "dcase2023", **options)
 
 
 def test_the_collections_become_a_data_set_and_planted_leaks_are_found(layout, storage):
@@ -261,3 +261,74 @@ def test_equal_sounds_that_are_too_short_for_a_fingerprint_are_leaks(storage, tm
     assert info["leaks"] == 1 and [each.leak for each in read_recordings(place)] == [False, True, False]
     assert place.read_json(leaks.LEAKS) == [{"recording": 1, "file": "b.wav", "signs": ["sound"], "of": ["held.wav"]}]
     assert check(place) == []
+
+
+def sounds(root, files):
+    """Write a short recording of its own noise for each file, and return a CSV of them."""
+    for number, file in enumerate(files):
+        (root / file).parent.mkdir(exist_ok=True)
+        soundfile.write(root / file, np.random.default_rng(number).uniform(-0.3, 0.3, 6400), 32000)
+    return listing(root, dict.fromkeys(files, ""))
+
+
+def listing(root, files):
+    """Write a CSV of files with the rest of each one's row, and return it."""
+    header = "file,caption,split" if any(files.values()) else "file,caption"
+    table = root / "mine.csv"
+    table.write_text(header + "\n" + "".join(f"{file},A dog barks in the rain{more}\n" for file, more in files.items()))
+    return table
+
+
+def splits_of(place):
+    return {each.file.rpartition("/")[2]: each.split for each in read_recordings(place)}
+
+
+def test_files_that_are_sorted_into_a_folder_keep_their_splits(storage, tmp_path):
+    """Else what was trained on would be tested on; names that two files have say nothing."""
+    place, names = folder(storage, "mine"), [f"{n}.wav" for n in range(40)]
+    importer.import_own(sounds(tmp_path, names), place, "mine")
+    before = splits_of(place)
+    (tmp_path / "kept").mkdir()
+    for file in names[::2][:19]:
+        (tmp_path / file).rename(tmp_path / "kept" / file)
+    moved = [f"kept/{file}" if (tmp_path / "kept" / file).exists() else file for file in names]
+    info = importer.import_own(listing(tmp_path, dict.fromkeys(moved, "")), place, "mine")
+    assert splits_of(place) == before and info["gone"] and not place.read_json("remarks.json")
+
+
+def test_a_column_that_holds_out_what_was_trained_on_is_remarked(storage, tmp_path):
+    place, names = folder(storage, "mine"), [f"{n}.wav" for n in range(8)]
+    sounds(tmp_path, names)
+    for held, said in ((names[6:], False), (names[5:], True), (names[5:], False), (names[6:], False)):
+        table = listing(tmp_path, {file: f",{'test' if file in held else 'training'}" for file in names})
+        importer.import_own(table, place, "mine")
+        wanted = ["held out now, trained on before (1): 5.wav; train anew, not from an earlier run"]
+        assert place.read_json("remarks.json") == wanted * said
+
+
+def test_an_import_that_is_killed_loses_nothing_of_the_set_before(storage, tmp_path, monkeypatch):
+    """Neither rewritten captions, which may have cost money, nor the guard against other recordings."""
+    place, names = folder(storage, "mine"), [f"{n}.wav" for n in range(12)]
+    importer.import_own(sounds(tmp_path, names[:11]), place, "mine")
+    augment_dataset(place, "keywords")
+    place.write_json("dataset.json", {**place.read_json("dataset.json"), "rewriter": {"model": "m"}})
+    rewritten, said = read_recordings(place), place.read_json("dataset.json")["rewrites"]
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    table = sounds(tmp_path, names)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(importer, "guard", killed)
+        importer.import_own(table, place, "mine")
+    assert not place.exists("dataset.json")
+    sounds(tmp_path, ["other.wav"])
+    with pytest.raises(UserError, match="of its 11 recordings 0 are listed now"):
+        importer.import_own(tmp_path / "mine.csv", place, "mine")
+    with pytest.raises(UserError, match="holds other data"):
+        check_made(place, replace=True)
+    info = importer.import_own(listing(tmp_path, dict.fromkeys(names, "")), place, "mine")
+    assert info["rewrites"] == said and info["rewriter"]["model"] == "m"
+    forms = {each.file: each.rewrites for each in read_recordings(place)}
+    assert all(forms[each.file] == each.rewrites for each in rewritten)
+    assert not place.exists("before.json")

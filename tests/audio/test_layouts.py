@@ -243,10 +243,22 @@ def test_rows_with_more_cells_than_the_header_are_refused(tmp_path):
 
 def test_names_that_no_file_can_have_are_missing(tmp_path):
     table = tmp_path / "mine.csv"
-    write_csv(table, ["file", "caption"], *([name, "x"] for name in ("a.wav", "b" * 300 + ".wav", ".", "/", "..", "")))
+    write_csv(table, ["file", "caption"], *([name, "x"] for name in ("a.wav", "b" * 300 + ".wav", ".", "/", "..")))
     touch(tmp_path / "a.wav")
     assert [entry.file for entry in layouts.own(table) if entry.path] == ["a.wav"]
-    assert len(layouts.own(table)) == 6
+    assert len(layouts.own(table)) == 5
+
+
+def test_rows_without_a_file_are_empty_or_refused(tmp_path):
+    """Excel writes its empty last rows; they are no recordings, and have no share in the splits."""
+    table, listed = tmp_path / "mine.csv", [[f"{n}.wav", "x", ""] for n in range(8)]
+    write_csv(table, ["file", "caption", "source"], *listed)
+    found = layouts.own(table)
+    write_csv(table, ["file", "caption", "source"], *listed, ["", "", ""], [" ", "", "site1"], delimiter=";")
+    assert layouts.own(table) == found
+    write_csv(table, ["file", "caption", "source"], *listed, ["", "rain", ""])
+    with pytest.raises(UserError, match=r"mine.csv: the row with the caption 'rain' names no file; write its name"):
+        layouts.own(table)
 
 
 META = ["file_name", "keywords", "sound_id"]

@@ -13,6 +13,7 @@ import io
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import isfile
@@ -228,8 +229,8 @@ def own(table: Path, folder: Path | None = None, before: Mapping[str, str] | Non
     Args:
         table: the CSV.
         folder: what names of files are relative to; None: the CSV's own, or the one named like the CSV beside it.
-        before: the splits of an earlier import, by `origin` and by normalised file: they stay, and new sources alone
-            are dealt.
+        before: the splits of an earlier import, by `origin` and by `file_keys`: they stay, and new sources alone are
+            dealt.
 
     Raises:
         UserError: where the CSV is missing or lacks a column, or names a split that does not exist.
@@ -245,6 +246,9 @@ def own(table: Path, folder: Path | None = None, before: Mapping[str, str] | Non
         )
     places = [folder] if folder else [table.parent, table.with_suffix(""), table.parent / "audio"]
     on_disk = _below(places)
+    listed = [row for row in listed if row[file_column].strip() or _captions(row)]  # Excel's empty last rows
+    if nameless := next((_captions(row)[0] for row in listed if not row[file_column].strip()), ""):
+        raise UserError(f"{table}: the row with the caption {nameless!r} names no file; write its name, or remove it")
     entries = []
     for file, here in grouped((row[file_column].strip(), row) for row in listed).items():
         if len(splits := {_split(table, row.get("split", "")) for row in here}) > 1:
@@ -324,6 +328,13 @@ def origin(source: str, file: str) -> str:
     return source.split("@")[0] or normalised(file)
 
 
+def file_keys(files: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return what each file is found by in another listing: its path, and its name where it is the only one here."""
+    names = {file: normalised(re.split(r"[/\\]", file)[-1]) for file in files}
+    counts = Counter(names.values())
+    return {file: (normalised(file), *([f"*/{name}"] if counts[name] == 1 else [])) for file, name in names.items()}
+
+
 def _deal(entries: Sequence[Entry], before: Mapping[str, str]) -> Iterator[Entry]:
     """Yield entries with their splits: whole sources, in the order of their hashes, until a split has its share.
 
@@ -334,10 +345,9 @@ def _deal(entries: Sequence[Entry], before: Mapping[str, str]) -> Iterator[Entry
     groups = grouped((origin(entry.source, entry.file), entry) for entry in entries)
     order = sorted(groups, key=lambda key: hashlib.sha256(key.encode()).digest())
     sizes = {key: len(groups[key]) for key in order}
-    earlier = {
-        key: [before[name] for name in (key, *(normalised(each.file) for each in groups[key])) if name in before]
-        for key in order
-    }
+    keys = file_keys(entry.file for entry in entries)
+    names = {origin: [origin, *(key for each in groups[origin] for key in keys[each.file])] for origin in order}
+    earlier = {key: [before[name] for name in names[key] if name in before] for key in order}
     splits = {key: "training" if "training" in each else each[0] for key, each in earlier.items() if each}
     largest = max(reversed(order), key=sizes.__getitem__) if order else ""
     free = [key for key in order if key not in splits and (key != largest or splits)] if len(order) > 2 else []

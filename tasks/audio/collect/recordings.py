@@ -33,6 +33,8 @@ SPLITS = ("training", "validation", "test")
 TABLE = "recordings.parquet"
 LEFT_OUT = "left_out.json"
 """A line for each recording that could not be decoded."""
+BEFORE = "before.json"
+"""What `dataset.json` said, while an import replaces it."""
 REMARKS = "remarks.json"
 """What is odd about recordings that were decoded: a line each."""
 SHARD = 64 << 20
@@ -116,6 +118,11 @@ def read_recordings(folder: Storage) -> list[Recording]:
         Recording(**{**row, "captions": tuple(row["captions"]), "rewrites": tuple(map(tuple, row["rewrites"]))})
         for row in table.to_pylist()
     ]
+
+
+def read_info(folder: Storage) -> dict[str, Any]:
+    """Return what `dataset.json` says, or said before an import that did not end; nothing where there was none."""
+    return next((folder.read_json(file) for file in ("dataset.json", BEFORE) if folder.exists(file)), {})
 
 
 def write_recordings(folder: Storage, recordings: Sequence[Recording]) -> None:

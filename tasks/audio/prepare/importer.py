@@ -18,6 +18,7 @@ from retable.tasks.audio.collect import layouts, leaks
 from retable.tasks.audio.collect.files import Remarks, decode, duration, header
 from retable.tasks.audio.collect.layouts import Entry
 from retable.tasks.audio.collect.recordings import (
+    BEFORE,
     AudioShards,
     Decoded,
     Features,
@@ -26,10 +27,12 @@ from retable.tasks.audio.collect.recordings import (
     Recording,
     Written,
     finish,
+    read_info,
     read_recordings,
     write_shards,
 )
 from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.prepare.prepare import check_kind
 from retable.tasks.audio.rewrite import variations
 
 SLOWEST = 4_000
@@ -44,21 +47,6 @@ GUARD = "guard"
 """Folder of what the leak guard heard in each shard, so that it need not listen again."""
 
 
-def import_challenge(
-    root: Path,
-    place: Storage,
-    name: str,
-    *,
-    features: Features = "waveform",
-    exclusions: Sequence[Path] = (),
-    workers: int = 1,
-    replacing: bool = False,
-) -> dict[str, Any]:
-    """Import Clotho, AudioCaps and WavCaps, whichever lie below `root`; see `import_entries`."""
-    how: Any = {"features": features, "exclusions": exclusions, "workers": workers, "replacing": replacing}
-    return import_entries(layouts.challenge(root), place, name, "dcase2023", **how)
-
-
 def import_own(
     table: Path,
     place: Storage,
@@ -71,10 +59,12 @@ def import_own(
 ) -> dict[str, Any]:
     """Import the recordings of a CSV (`layouts.own`); see `import_entries`.
 
-    What an earlier import trained on is not held out now, and the reverse: the CSV may have grown since.
+    Without a column `split`, what an earlier import trained on is not held out now, and the reverse: the CSV may have
+    grown since, and files may lie in other folders.
     """
     known = [] if replacing else _before(place)
-    before = {name: each.split for each in known for name in (layouts.origin("", each.file), each.source.split("@")[0])}
+    keys = layouts.file_keys(each.file for each in known)
+    before = {key: each.split for each in known for key in (*keys[each.file], each.source.split("@")[0])}
     entries = layouts.own(table, folder, before)
     return import_entries(entries, place, name, "own", features=features, workers=workers, replacing=replacing)
 
@@ -124,15 +114,13 @@ def import_entries(
             nothing can be imported.
     """
     place.check_writable()
-    old = place.read_json("dataset.json") if place.exists("dataset.json") else {}
-    if old and old.get("kind") != kind:
-        raise UserError(f"{place}: holds other data; choose another --name")
-    before = _before(place) if old else []
+    check_kind(place, kind)
+    old, before = read_info(place), _before(place)
     kept_on = {each.file for each in before} & {entry.file for entry in entries}
     if 2 * len(kept_on) < len({each.file for each in before}) and not replacing:
         more = "choose another --name, or give them up: `retable data import audio ... --replace`"
         raise UserError(f"{place}: of its {len(before)} recordings {len(kept_on)} are listed now; {more}")
-    noted: list[str] = []
+    noted = _held_out_now(before, entries) if kind == "own" else []
     lists = {path: leaks.read_exclusions(path, noted.append) for path in exclusions}
     with progress_bar(f"looking for the files of {name}") as show:
         found, broken = survey(entries, show)
@@ -140,6 +128,8 @@ def import_entries(
         more = f"; the first: {broken[0]}" if broken else ""
         raise UserError(f"{name}: none of {len(entries)} recordings can be imported{more}")
     items = [_item(number, entry, _claimed(entry, seconds)) for number, (entry, seconds) in enumerate(found)]
+    if old:
+        place.write_json(BEFORE, old)
     with progress_bar(f"importing {name}") as show:
         written = write_shards(place, features, items, show, workers, [_stamp(entry) for entry, _ in found])
     titles = [found[item][0].title for item in written.places]
@@ -161,7 +151,18 @@ def import_entries(
     rewriter = {"rewriter": {**old["rewriter"], **counts}} if rewritten and "rewriter" in old else {}
     gone = len({each.file for each in before} - {entry.file for entry in entries})
     told = {"cut": _cut_line(place, cut), "gone": f"{gone} of the {len(before)} before are listed no more" * bool(gone)}
-    return finish(place, name, kind, features, written, rewrites, **rewriter) | told
+    info = finish(place, name, kind, features, written, rewrites, **rewriter)
+    place.remove(BEFORE)
+    return info | told
+
+
+def _held_out_now(before: Sequence[Recording], entries: Sequence[Entry]) -> list[str]:
+    """Return a remark on recordings that an earlier import trained on and this one holds out, if there are any."""
+    keys, listed = (layouts.file_keys(each.file for each in those) for those in (before, entries))
+    trained = {key for each in before if each.split == "training" for key in keys[each.file]}
+    held = [each.file for each in entries if each.split != "training" and trained & {*listed[each.file]}]
+    named = f"{', '.join(held[:3])}{', ...' * (len(held) > 3)}"
+    return [f"held out now, trained on before ({len(held)}): {named}; train anew, not from an earlier run"] * bool(held)
 
 
 def _cut(full: Sequence[tuple[Entry, float]]) -> list[tuple[str, float]]:
@@ -315,7 +316,7 @@ def _same_sound(
             known = known or leaks.HeldOut((where, shards.mel(each.recording)) for where, each in enumerate(held))
             equal = equal or {_sha256(shards, each.recording): where for where, each in enumerate(held)}
             heard = [
-                (row, equal.get(_sha256(shards, number), known.find(shards.mel(number))))
+                (row, known.find(shards.mel(number)) if (same := equal.get(_sha256(shards, number))) is None else same)
                 for row, number in enumerate(numbers)
             ]
             said = {"asked": asked, "heard": [pair for pair in heard if pair[1] is not None]}

@@ -11,7 +11,7 @@ from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
 from retable.platform.spec.task import check_new, data_folder
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.collect.recordings import write_dataset
+from retable.tasks.audio.collect.recordings import Kind, read_info, write_dataset
 from retable.tasks.audio.config import Config
 
 GENERATED = "generated-"
@@ -32,6 +32,30 @@ def folder(storage: Storage, name: str) -> Storage:
         UserError: where a name would leave that folder.
     """
     return data_folder(storage, "audio", name)
+
+
+def folder_for(storage: Storage, name: str, kind: Kind) -> Storage:
+    """Return the folder of a data set that is to be made.
+
+    Raises:
+        UserError: where tables read other data under the name, the folder holds other data, or as `folder`.
+    """
+    kept: Kind = "generated" if name.startswith(GENERATED) else "dcase2023" if name == Config.data else kind
+    if kept != kind:
+        raise UserError(f"--name {name}: is the name of other recordings; choose another")
+    place = folder(storage, name)
+    check_kind(place, kind)
+    return place
+
+
+def check_kind(place: Storage, kind: Kind) -> None:
+    """Refuse a folder with data of another kind, also where an import of those did not end.
+
+    Raises:
+        UserError: then.
+    """
+    if read_info(place).get("kind", kind) != kind:
+        raise UserError(f"{place}: holds other data; choose another --name")
 
 
 def prepare(config: Config, storage: Storage) -> None:
@@ -89,8 +113,7 @@ def check_made(place: Storage, replace: bool) -> None:
     Raises:
         UserError: then.
     """
-    if place.exists("dataset.json") and place.read_json("dataset.json").get("kind") != "generated":
-        raise UserError(f"{place}: holds other data; choose another --name")
+    check_kind(place, "generated")
     check_new(place, replace)
 
 
