@@ -97,7 +97,7 @@ def read_hdf5_info(source: Storage) -> dict[str, Any]:
     """
     if not source.exists("dataset.json"):
         raise UserError(f"{source}: no data set here (no dataset.json); check the name, or prepare it first")
-    info = source.read_json("dataset.json")
+    info: dict[str, Any] = source.read_json("dataset.json")
     if info["format"] != "hdf5":
         raise UserError(f"{source}: format is {info['format']} already; nothing to convert")
     return info
