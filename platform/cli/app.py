@@ -701,8 +701,8 @@ def new(
         say(f"no column of numbers: {header!r}; its words are part of the labels")
     for label in written.default:
         say(f"run with the defaults: the row {label!r}; say in tables.py what it changes, or why it is `absent`")
-    for label in written.unwritten:
-        say(f"not run yet: the row {label!r}; say in tables.py what it changes")
+    for label, remedy in written.unwritten.items():
+        say(f"not run yet: the row {label!r}; {remedy}")
     for header in written.unmeasured:
         say(f"not measured yet: {header!r}; let `all_metrics` in metrics.py return it")
     console.print("next:")

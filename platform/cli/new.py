@@ -6,15 +6,18 @@ import json
 import keyword
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jinja2
 
 from retable.platform.cli.published import Line, Published, read_published
 from retable.platform.commit import code_root
+from retable.platform.config import override
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.spec import task
 
@@ -50,8 +53,8 @@ class Written:
     files: list[Path] = field(default_factory=list)
     is_found: bool = True
     """Whether RETABLE_TASKS names the folder already."""
-    unwritten: list[str] = field(default_factory=list)
-    """Labels of rows that are not run: nothing says what they change."""
+    unwritten: dict[str, str] = field(default_factory=dict)
+    """Label of a row that is not run -> what is to be done."""
     unmeasured: list[str] = field(default_factory=list)
     """Headers of columns whose metric nothing measures yet."""
     default: list[str] = field(default_factory=list)
@@ -121,7 +124,8 @@ def render(template: str, words: dict[str, object]) -> str:
 
 def words_of(name: str, table: Path | None, published: Published, written: Written) -> dict[str, object]:
     """Return the values of the templates, and record what is left to write."""
-    rows = [_row_of(line, first=number == 0) for number, line in enumerate(published.lines)]
+    config = _written_config(name)
+    rows = [_row_of(line, config, first=number == 0) for number, line in enumerate(published.lines)]
     for number, row in enumerate(rows):
         row["constant"] = constant(row["text"], number, [other["constant"] for other in rows[:number]])
     columns: list[dict[str, object]] = []
@@ -129,7 +133,7 @@ def words_of(name: str, table: Path | None, published: Published, written: Writt
         columns.append(_column_of(header, published, [column["metric"] for column in columns]))
     written.default = [row["text"] for row in rows if not row["absent"] and row["overrides"] == "{}"]
     written.joined = published.joined
-    written.unwritten = [row["text"] for row in rows if row["absent"]]
+    written.unwritten = {row["text"]: row["absent"] for row in rows if row["absent"]}
     written.unmeasured = [header for header, c in zip(published.headers, columns, strict=True) if not c["measured"]]
     if not any(column["measured"] for column in columns):
         columns.append({"header": quoted("Accuracy (example)"), "metric": "accuracy", "format": ".3f", "factor": 1})
@@ -145,15 +149,27 @@ def words_of(name: str, table: Path | None, published: Published, written: Writt
     }
 
 
-def _row_of(line: Line, first: bool) -> dict[str, Any]:
+def _written_config(name: str) -> Any:
+    """Return the default config of the `config.py` that is written."""
+    module = sys.modules[f"{__name__}.{name}"] = ModuleType(f"{__name__}.{name}")  # where its type hints are looked up
+    exec(render("config.py.j2", {"name": name}), module.__dict__)
+    return module.Config()
+
+
+def _row_of(line: Line, config: Any, first: bool) -> dict[str, Any]:
     """Return a row's words. Where nothing says what rows change, the first is taken for the defaults."""
     overrides = line.overrides or {}
+    absent = "say in tables.py what it changes" if line.overrides is None and not first else ""
+    try:
+        override(config, overrides)
+    except UserError as error:
+        absent = f"{error}; write such a field in config.py, or correct the table"
     return {
         "text": line.label,
         "label": quoted(line.label),
         "overrides": literal(overrides),
         "published": literal(line.published),
-        "absent": line.overrides is None and not first,
+        "absent": absent,
     }
 
 

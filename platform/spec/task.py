@@ -491,7 +491,11 @@ def table_at(
         _check_fields(task, {**changes, **chosen})
     named = row_fields(table) - {"seed", *task.settings}
     at_scale = scaled(table, find_scale(task, scale))
-    return choose_rows(apply_overrides(at_scale, changes, task.config(), task.view(), named), rows)
+    try:
+        changed = apply_overrides(at_scale, changes, task.config(), task.view(), named)
+    except UserError as error:
+        raise UserError(f"{task.name}, {table.title}: {error}") from error
+    return choose_rows(changed, rows)
 
 
 def check_rows(patterns: Sequence[str], tables: Iterable[AnyTable]) -> None:

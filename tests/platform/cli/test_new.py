@@ -191,6 +191,35 @@ def test_nothing_is_written_over_and_what_is_left_to_do_is_said(table, tmp_path,
     assert files == {path.name: path.read_text() for path in (tmp_path / "mine").rglob("*.py")}
 
 
+def test_a_row_with_a_field_that_config_py_lacks_is_not_run_and_says_so(table, tmp_path, monkeypatch):
+    """Each command that plans all tables was refused for it, those of the four papers too."""
+    monkeypatch.setenv("RETABLE_TASKS", str(tmp_path / "mine"))
+    path = table("Model,Acc,set:penalty,set:batch\nA,81.0,,64\nB,83,0.1,\nC,84,,none\n")
+    done = CliRunner().invoke(app, ["new", "sixth", "--table", str(path)])
+    assert "not run yet: the row 'B'; unknown field 'penalty'; valid: batch, " in done.output
+    assert (
+        "not run yet: the row 'C'; batch: 'none' is not a whole number" in done.output
+        and "the row 'A'" not in done.output
+    )
+    mine = tmp_path / "mine"
+    assert "unique trainings    1 " in python(mine, "-m", "retable.platform.cli", "plan", "sixth", "--storage", "new")
+    tables = mine / "sixth/tables.py"
+    tables.write_text(tables.read_text().replace("    absent=UNWRITTEN,\n", ""))
+    python(mine, "-c", REFUSED)
+
+
+REFUSED = """
+from retable.platform.cli import app
+from retable.platform.errors import UserError
+try:
+    app.app(["plan", "sixth"], standalone_mode=False)
+except UserError as error:
+    assert "sixth, Published values, and what was measured: row 'B': unknown field 'penalty'" in str(error), error
+else:
+    raise AssertionError
+"""
+
+
 def test_each_metric_is_one_columns(table, tmp_path, monkeypatch):
     monkeypatch.setenv("RETABLE_TASKS", str(tmp_path / "mine"))
     written = write_task("fifth", table("Method,Accuracy top-1 (%),Acc top-5 (%),é,#\nA,81.0,95,1,2\nB,83,96,1,2\n"))
