@@ -48,7 +48,7 @@ def test_jobs_of_the_operator_and_of_ray_job_submit_run_on_workers_that_the_auto
     job, lasting = (documented(tmp_path, name) for name in ("rayjob", "raycluster"))
     assert cluster_of(job) == cluster_of(lasting) and job["spec"]["submissionMode"] == "HTTPMode"
     pods = Pods(network, cluster_of(job), idle=15, RETABLE_TASKS=TASKS)
-    entrypoint = job["spec"]["entrypoint"].replace("reproduce --scale paper --gpus-per-run 1", "train line")
+    entrypoint = job["spec"]["entrypoint"].replace("reproduce --scale paper", "train line")
     assert entrypoint == "retable train line"
     body = {"entrypoint": entrypoint, "submission_id": "retable-1"}
     for token in ("", "wrong"):

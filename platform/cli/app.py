@@ -454,7 +454,7 @@ def score(
     rows: Rows = None,
     storage: Where = "results",
 ) -> None:
-    """Score a finished run, on the test data unless its view says otherwise; the same again is only read.
+    """Score a finished run, on the test data unless its view says otherwise; a repeated command reads the stored score.
 
     Of a table, the finished runs of its rows are scored at --scale, and it is filled; nothing is trained.
 

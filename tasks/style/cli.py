@@ -214,7 +214,7 @@ def export(
     file: Annotated[Path, typer.Argument(dir_okay=False, help="The file to write, e.g. wave.safetensors.")],
     epoch: Epoch = 0,
     half: Annotated[bool, typer.Option("--half", help="Store numbers in 16 bits: half the size.")] = False,
-    painting: Annotated[str, typer.Option(help="The style to write, of a network of several (default: all).")] = "",
+    painting: Annotated[str, typer.Option(help="Style to write, if the network has several (default: all).")] = "",
     licence: Licence = "",
     storage: Where = "results",
 ) -> None:
@@ -237,7 +237,7 @@ def learn(
     ] = None,
     start: Annotated[
         str,
-        typer.Option(help="The network that goes on with the painting: a name (`retable zoo style`), a file, a run."),
+        typer.Option(help="Network to start from: a name (`retable zoo style`), a file, a run."),
     ] = "great_wave",
     steps: Annotated[
         int, typer.Option(help="Batches of two crops of 160 pixels; more are slower and better.", min=4)
@@ -246,10 +246,10 @@ def learn(
     overwrite: Overwrite = False,
     storage: Where = "results",
 ) -> None:
-    """Learn a painting of one's own: a network for any picture and video, in about ten minutes on two cores.
+    """Learn a painting of your own: a network for any picture and video, in about ten minutes on two cores.
 
-    It prints what one sees in the network's pictures, as `retable style judge` does. After an interruption the same
-    command goes on.
+    It prints measures of visible defects of the network's pictures, as `retable style judge` does. After an
+    interruption the same command goes on.
 
     Example: `retable style learn sunflowers.jpg sunflowers.safetensors --photographs ~/Pictures`, then `retable style
     image lake.jpg --style sunflowers.safetensors --out out.jpg`
@@ -268,7 +268,7 @@ def learn(
 def onnx(
     style: Annotated[str, typer.Argument(help="A network: a name (`retable zoo style`), a file, a run, a:0.7,b:0.3.")],
     file: Annotated[Path, typer.Argument(dir_okay=False, help="The file to write, e.g. wave.onnx.")],
-    bits: Annotated[int, typer.Option(help="Of a weight: 32, 16 or 8. Arithmetic is in float32.")] = 32,
+    bits: Annotated[int, typer.Option(help="Bits per stored weight: 32, 16 or 8; arithmetic is in float32.")] = 32,
     opset: Annotated[
         int, typer.Option(help="Version of ONNX's operators: lower for old runtimes.", min=13, max=18)
     ] = 17,

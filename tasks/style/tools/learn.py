@@ -1,4 +1,4 @@
-"""A painting of one's own as a network, in minutes: a trained network goes on with the new painting."""
+"""A painting of your own as a network, in minutes: the training of a network continues with the new painting."""
 
 from __future__ import annotations
 

@@ -45,11 +45,11 @@ def judge(
     ] = None,
     size: Annotated[int, typer.Option(help="Longer side of the photographs, in pixels.", min=256)] = 512,
     weights: Annotated[
-        str, typer.Option(help="Of the judge, a SqueezeNet: random, imagenet, or a file (`retable style weights`).")
+        str, typer.Option(help="Weights of the judging SqueezeNet: random, imagenet, a file (`retable style weights`).")
     ] = "random",
     storage: Where = "results",
 ) -> None:
-    """Measure networks and pictures: what one sees in them, as numbers. Lower is better throughout.
+    """Measure visible defects of networks and pictures. Lower is better throughout.
 
     lattice: power at periods of 2 and 4 pixels over its surroundings; photographs have up to 20, a visible lattice
     hundreds. burnt: pixels that are all black or all white, beyond the photograph's. tone: 1 minus the correlation of
