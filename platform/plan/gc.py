@@ -18,7 +18,7 @@ from retable.platform.errors import Unreachable, UserError, one_line
 from retable.platform.plan.plan import compile_plan
 from retable.platform.spec import task as tasks
 from retable.platform.store import lease
-from retable.platform.store.query import Run, folders_in, list_runs
+from retable.platform.store.query import Run, list_runs
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.platform.text import grouped
@@ -66,7 +66,7 @@ def find_unreferenced(storage: Storage, older: float = 0.0) -> tuple[list[Unrefe
     notes: list[str] = []
     named = _find_references(storage, notes)
     latest = time.time() - max(older * 86400, _AT_WORK)
-    runs = list_runs(storage) if folders_in(storage, "runs") else []
+    runs = list_runs(storage) if storage.folders("runs") else []
     _add_parents(named, runs)
     busy = [run for run in runs if run.state in ("running", "stale")]
     unreferenced = [
@@ -91,7 +91,7 @@ def find_unreferenced(storage: Storage, older: float = 0.0) -> tuple[list[Unrefe
     if not busy:
         unreferenced += _entries(storage, ".ray", "Ray's state, of a command that was killed")
     why = "temporary file of a write that was killed"
-    unreferenced += [_waste(path, [stamp], why) for path, stamp in storage.half_written()]
+    unreferenced += [_waste(path, [stamp], why) for path, stamp in storage.files("", temporary=True)]
     if undated := sum(not each.changed for each in unreferenced):
         notes.append(f"left alone: {undated} unreferenced items, as {storage} reports no times; remove them by hand")
     return sorted((each for each in unreferenced if 0 < each.changed < latest), key=lambda each: -each.size), notes
@@ -161,7 +161,7 @@ def _points_of_sweeps(storage: Storage) -> Iterable[str]:
     Raises:
         UserError: where a sweep's file cannot be read.
     """
-    task_of_run = {run: task for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}")}
+    task_of_run = {run: task for task in storage.folders("runs") for run in storage.folders(f"runs/{task}")}
     for file in storage.list("sweeps"):
         if file.endswith(".json"):
             points = storage.read_json(f"sweeps/{file}")
@@ -195,7 +195,7 @@ def _unreferenced_in(
     storage: Storage, top: str, of: set[str], is_named: Callable[[str], bool], what: str
 ) -> list[Unreferenced]:
     """Return the folders and files `<top>/<task>/<name>` that are not named, of the tasks that can be asked."""
-    places = [f"{top}/{task}" for task in of & set(folders_in(storage, top))]
+    places = [f"{top}/{task}" for task in of & set(storage.folders(top))]
     every = [each for place in places for each in _entries(storage, place, f"unreferenced {what}")]
     return [each for each in every if not is_named(each.path)]
 

@@ -31,7 +31,7 @@ from retable.platform.spec.table import (
     stored_key,
 )
 from retable.platform.spec.task import DEFAULT_SCALE
-from retable.platform.store.cache import Snapshot, gc_paused
+from retable.platform.store.cache import Snapshot
 from retable.platform.store.provenance import device_name
 from retable.platform.store.run import RunFolder, check_numbers, listed_shards, sha256, view_key
 from retable.platform.store.storage import Storage
@@ -354,7 +354,7 @@ def compile_plan(
     """Expand tables (already at their scale, with the changes and rows) and look up what of them exists."""
     again = partial(compile_plan, tables, storage, scale, changes, rows, retry=retry, train=train)
     plan = Plan(storage, tables, again, scale, changes or {}, rows, retry=retry, train=train)
-    with gc_paused(), storage.snapshot() as taken:
+    with storage.snapshot() as taken:
         for name, (task, table) in tables.items():
             _add_table(plan, name, task, table, taken)
             plan.first = dict.fromkeys((*plan.trainings, *plan.scorings), name) | plan.first

@@ -18,7 +18,7 @@ from retable.platform.spec.table import Origin
 from retable.platform.store import provenance
 from retable.platform.store.bundle import Member, kind_of
 from retable.platform.store.cache import Index
-from retable.platform.store.query import Files, Run, folders_in, list_runs, look_at
+from retable.platform.store.query import Files, Run, list_runs, look_at
 from retable.platform.store.records import Malformed, check_content
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Record, Storage
@@ -49,7 +49,7 @@ def find_run(storage: Storage, start: str) -> RunFolder:
         return _run_of_row(storage, start)
     if not _DIGITS.fullmatch(start):
         raise UserError(f"run {start!r}: name it by its first digits, 0-9 and a-f, by TABLE/ROW, or say latest")
-    every = ((task, run) for task in folders_in(storage, "runs") for run in folders_in(storage, f"runs/{task}"))
+    every = ((task, run) for task in storage.folders("runs") for run in storage.folders(f"runs/{task}"))
     matches = [RunFolder(storage, task, run) for task, run in every if run.startswith(start)]
     if not matches:
         raise UserError(f"{storage}: no run begins with {start!r}; `retable runs` lists what is there")

@@ -33,7 +33,6 @@ from retable.platform.spec import task as tasks
 from retable.platform.spec.task import find_loadable
 from retable.platform.store import lease, provenance
 from retable.platform.store.bundle import Bundle, Member, damaged, kind_of, read_bundle, replay, write_bundle
-from retable.platform.store.cache import gc_paused
 from retable.platform.store.records import Malformed, check_content
 from retable.platform.store.run import SHARDS, RunFolder, sha256, weights_path
 from retable.platform.store.storage import Record, Storage
@@ -149,7 +148,7 @@ def pack(
     if not storage.exists():
         raise UserError(f"{storage}: there is nothing here; name a --storage where tables were reproduced")
     packer = _Packer(storage, Packed(out), weights, resume)
-    with gc_paused(), storage.snapshot():
+    with storage.snapshot():
         for name, request in requests(tables, scale, changes, storage, rows).items():
             packer.add(name, request)
         if not (packer.result.runs or packer.result.unfinished or packer.result.measurements):

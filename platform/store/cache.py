@@ -8,7 +8,6 @@ write it at once the last one wins, and both are right.
 
 from __future__ import annotations
 
-import gc
 import gzip
 import io
 import json
@@ -289,7 +288,7 @@ class Snapshot:
             info = self.filesystem.get_file_info(f"{self.root}/{path}" if path else self.root)
             if info.type != fs.FileType.Directory:
                 return [info.size, info.mtime_ns] if info.type == fs.FileType.File else None
-            names = [each.base_name for each in self.filesystem.get_file_info(fs.FileSelector(info.path))]
+            names = entries_in(self.filesystem, info.path)
         return sorted(name for name in names if not name.startswith(".writing-"))
 
     @patient
@@ -305,10 +304,10 @@ class Snapshot:
 def listed(filesystem: fs.FileSystem, folder: str, temporary: bool = False) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield every file below a folder, by its path from there, with its size and time (ns).
 
-    `temporary`: instead those that are being written, or were half written; not of a local folder.
+    `temporary`: instead those that are being written, or were half written; not those in folders without permission.
     """
     if isinstance(filesystem, fs.LocalFileSystem):  # a list of a million pyarrow's objects would take half a gigabyte
-        yield from _walked(folder, "")
+        yield from _walked(folder, "", temporary)
         return
     selector = fs.FileSelector(folder, allow_not_found=True, recursive=True)
     infos = filesystem.get_file_info(selector)
@@ -318,16 +317,13 @@ def listed(filesystem: fs.FileSystem, folder: str, temporary: bool = False) -> I
             yield info.path[len(folder) + 1 :], (info.size, info.mtime_ns)
 
 
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Disable the garbage collector inside the block; collections over millions of entries dominate the run time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
+def entries_in(filesystem: fs.FileSystem, folder: str) -> dict[str, bool]:
+    """Return the names in a folder, and whether each is a folder; without those that are no text, and of none, none."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
+            return {entry.name: entry.is_dir() for entry in entries if is_text(entry.name)}
+    infos = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    return {info.base_name: info.type == fs.FileType.Directory for info in infos}
 
 
 def is_text(name: str) -> bool:
@@ -335,20 +331,23 @@ def is_text(name: str) -> bool:
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def _walked(folder: str, above: str) -> Iterator[tuple[str, tuple[int, int]]]:
+def _walked(folder: str, above: str, temporary: bool) -> Iterator[tuple[str, tuple[int, int]]]:
     try:
         with os.scandir(f"{folder}/{above}") as entries:
             for entry in entries:
                 if not is_text(entry.name):
                     continue
-                if entry.is_dir():
-                    yield from _walked(folder, f"{above}{entry.name}/")
-                elif not entry.name.startswith(".writing-"):
+                if entry.is_dir(follow_symlinks=not temporary):
+                    yield from _walked(folder, f"{above}{entry.name}/", temporary)
+                elif entry.name.startswith(".writing-") == temporary:
                     with suppress(FileNotFoundError):  # it went meanwhile, or is a link to nothing
-                        about = entry.stat()
+                        about = entry.stat(follow_symlinks=not temporary)
                         yield f"{above}{entry.name}", (about.st_size, about.st_mtime_ns)
     except (FileNotFoundError, NotADirectoryError):
         return
+    except PermissionError:
+        if not temporary:
+            raise
 
 
 _current: ContextVar[Snapshot | None] = ContextVar("snapshot", default=None)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from retable.platform.console import errors as console
 from retable.platform.errors import Denied, Unreachable, UserError
@@ -32,21 +32,11 @@ _answered: set[tuple[str, bool]] = set()
 are told at once."""
 
 
-class Rooted(Protocol):
-    """What reads and writes below one folder."""
-
-    @property
-    def root(self) -> str:
-        """Return the folder."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-S = TypeVar("S", bound=Rooted)
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Decorate a method to retry while the disk or bucket does not answer; at last it raises.
+def patient(method: F) -> F:
+    """Decorate a method of what has a `root` to retry while the disk or bucket does not answer; at last it raises.
 
     A bucket that denies access is waited for only if it has granted it before, to read or to write as now: credentials
     expire, and are renewed.
@@ -54,7 +44,7 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
     writes = getattr(method, "__name__", "") in _WRITING
 
     @functools.wraps(method)
-    def trying(self: S, *arguments: P.args, **named: P.kwargs) -> T:
+    def trying(self: Any, *arguments: Any, **named: Any) -> Any:
         end, pause = time.monotonic() + patience(), FIRST
         while True:
             try:
@@ -71,7 +61,7 @@ def patient(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
                 note_answer(self.root, writes)
                 return result
 
-    return cast("Callable[Concatenate[S, P], T]", trying)
+    return cast("F", trying)
 
 
 def has_answered(root: str, writes: bool = False) -> bool:

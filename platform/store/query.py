@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 from retable.platform.config import describe
 from retable.platform.errors import Unreachable, UserError, disk_errors, nearest
-from retable.platform.store.cache import Entry, Index, Snapshot, gc_paused, is_text, listed
+from retable.platform.store.cache import Entry, Index, Snapshot, is_text, listed
 from retable.platform.store.lease import STALE_SECONDS
 from retable.platform.store.records import LARGEST
 from retable.platform.store.run import RunFolder, outcome_of
@@ -91,17 +91,16 @@ def list_runs(storage: Storage, task: str = "", done: Callable[[int, int], None]
     Raises:
         UserError: where the storage holds no such task's runs, or none at all.
     """
-    tasks = [name for name in folders_in(storage, "runs") if task in ("", name)]
+    tasks = [name for name in storage.folders("runs") if task in ("", name)]
     if not tasks:
-        present = folders_in(storage, "runs")
+        present = storage.folders("runs")
         raise UserError(f"{storage}: no runs of {task or 'any task'}{nearest(task, present) if task else ''}")
     taken = Snapshot(storage.filesystem, storage.root)
     listed: list[Run] = []
     names: dict[str, set[str]] = {}
-    with gc_paused():
-        for name in tasks:
-            runs, names[name] = _runs_of(storage, name, taken, done)
-            listed += runs
+    for name in tasks:
+        runs, names[name] = _runs_of(storage, name, taken, done)
+        listed += runs
     with suppress(UserError, OSError):  # a storage for reading only has no index
         taken.keep_index(storage.write, alive=names)
     return sorted(listed, key=lambda run: (-run.changed, run.task, run.run))
@@ -154,11 +153,6 @@ def _folder_times(storage: Storage, path: str) -> dict[str, int]:
         ours = (each for each in entries if each.is_dir() and not each.name.startswith(".") and is_text(each.name))
         return {each.name: each.stat().st_mtime_ns for each in ours}
     return {}
-
-
-def folders_in(storage: Storage, path: str) -> Sequence[str]:
-    """Return the sorted names of the folders in a folder, but those that are no text."""
-    return sorted(_folder_times(storage, path)) if storage.is_local else storage.folders(path)
 
 
 def holds(entry: Entry, folder: int, files: Files | None) -> bool:

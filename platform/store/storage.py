@@ -138,45 +138,32 @@ class Storage:
     @patient
     def list(self, path: str = "") -> list[str]:
         """Return the sorted names in a folder; an absent folder is empty. Half-written files are hidden."""
-        selector = fs.FileSelector(self._path(path), allow_not_found=True)
         with disk_errors(self._name(path)):
             if known := snapshot.current(self.filesystem, self._path(path)):
                 return known[0].names(known[1])
-            names = [info.base_name for info in self.filesystem.get_file_info(selector)]
+            names = snapshot.entries_in(self.filesystem, self._path(path))
         return sorted(name for name in names if not name.startswith(".writing-"))
 
     @patient
     def folders(self, path: str = "") -> Sequence[str]:
         """Return the sorted names of the folders in a folder: no files, and nothing hidden."""
-        selector = fs.FileSelector(self._path(path), allow_not_found=True)
         with disk_errors(self._name(path)):
             if known := snapshot.current(self.filesystem, self._path(path)):
                 every = [name for name in known[0].names(known[1]) if not name.startswith(".")]
                 return [name for name in every if known[0].names(f"{known[1]}/{name}")]
-            infos = self.filesystem.get_file_info(selector)
-        names = [info.base_name for info in infos if info.type == fs.FileType.Directory]
-        return sorted(name for name in names if not name.startswith("."))
+            entries = snapshot.entries_in(self.filesystem, self._path(path))
+        return sorted(name for name, is_folder in entries.items() if is_folder and not name.startswith("."))
 
-    def files(self, path: str) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield every file below a folder, by its path from there, with its size and time (ns)."""
+    def files(self, path: str, temporary: bool = False) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield every file below a folder, by its path from there, with its size and time (ns).
+
+        `temporary`: instead those of writes, killed or at work; not those in folders without permission.
+        """
         with disk_errors(self._name(path)):
             if self.is_local:  # as it is walked: there may be a million
-                yield from snapshot.listed(self.filesystem, self._path(path))
+                yield from snapshot.listed(self.filesystem, self._path(path), temporary)
             else:
-                yield from self.retried(path, lambda: [*snapshot.listed(self.filesystem, self._path(path))])
-
-    def half_written(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield every temporary file of a write, killed or at work, as `files` does; folders without permission not."""
-        if not self.is_local:
-            with disk_errors(str(self)):
-                yield from self.retried("", lambda: [*snapshot.listed(self.filesystem, self.root, temporary=True)])
-            return
-        for folder, _, names in os.walk(self.root):
-            for path in (f"{folder}/{name}" for name in names if name.startswith(".writing-")):
-                with suppress(FileNotFoundError):  # its write has ended meanwhile
-                    about = os.lstat(path)
-                    if snapshot.is_text(path):
-                        yield path[len(self.root) + 1 :], (about.st_size, about.st_mtime_ns)
+                yield from self.retried(path, lambda: [*snapshot.listed(self.filesystem, self._path(path), temporary)])
 
     @patient
     def read(self, path: str) -> bytes:
@@ -332,10 +319,10 @@ class Storage:
         if self.is_local:
             with disk_errors(self._name(path)):
                 os.makedirs(os.path.dirname(self._path(path)), exist_ok=True)
-            try:
-                os.mkdir(self._path(path))
-            except FileExistsError:
-                return False
+                try:
+                    os.mkdir(self._path(path))
+                except FileExistsError:
+                    return False
         elif self.list(path):
             return False
         self.write(f"{path}/{name}", data)
@@ -386,12 +373,6 @@ class Storage:
     def _copy(self, path: str, target: Path) -> None:
         with disk_errors(self._name(path)):
             fs.copy_files(self._path(path), str(target), self.filesystem, fs.LocalFileSystem())
-
-    def upload(self, folder: Path, path: str) -> None:
-        """Copy a local folder's files below `path`, each of them atomically."""
-        for file in sorted(folder.rglob("*")):
-            if file.is_file():
-                self.write(f"{path}/{file.relative_to(folder).as_posix()}", file.read_bytes())
 
     def _path(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root

@@ -144,17 +144,6 @@ def test_files_and_folders_can_be_had_as_local_paths(place):
     assert storage.read("a/b/c") == b"1"
 
 
-def test_a_folder_is_uploaded_file_by_file(place, tmp_path):
-    storage, look = place
-    source = tmp_path / "source"
-    (source / "in" / "ner").mkdir(parents=True)
-    (source / "x").write_text("1")
-    (source / "in" / "ner" / "y").write_bytes(b"\xff")
-    storage.upload(source, "to")
-    assert look("to/x") == b"1" and look("to/in/ner/y") == b"\xff"
-    assert storage.list("to") == ["in", "x"]
-
-
 def test_a_storage_travels_to_other_processes(place):
     storage, _ = place
     storage.write("x", "1")
@@ -207,6 +196,15 @@ def test_folders_are_named_and_nothing_else(place):
     for path in ("b/x", "a/y/z", "a/w", ".hidden/x", ".DS_Store"):
         storage.write(path, "1")
     assert storage.folders() == ["a", "b"] and storage.folders("a") == ["y"]
+
+
+def test_a_name_that_is_no_text_hides_nothing_else(storage):
+    storage.write("a/x", "1")
+    os.mkdir(os.fsencode(storage.root) + b"/a/\xff")
+    os.mkdir(os.fsencode(storage.root) + b"/\xff")
+    assert storage.list() == storage.folders() == ["a"] and storage.list("a") == ["x"]
+    with storage.snapshot():
+        assert storage.list() == storage.folders() == ["a"] and storage.list("a") == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -284,6 +282,9 @@ def test_a_disk_that_refuses_is_named_with_the_remedy(storage, monkeypatch, numb
     text = refused(lambda: storage.write("a/x.json", "1"))
     assert text.startswith(f"{storage.root}/a/x.json: ") and words in text
     assert os.listdir(f"{storage.root}/a") == []
+    monkeypatch.setattr(os, "mkdir", refuse)
+    text = refused(lambda: storage.claim("a/1", "x.json", b"1"))
+    assert text.startswith(f"{storage.root}/a/1: ") and words in text
 
 
 def test_a_disk_that_is_really_full_is_named(storage, monkeypatch):
@@ -399,6 +400,20 @@ def test_what_is_away_is_asked_again_until_it_is_back(tmp_path, monkeypatch, err
     filesystem, left = failing(monkeypatch, "open_input_stream", error, error, error)
     assert Storage(filesystem, str(tmp_path)).read("a") == b"there" and not left
     assert len(pauses) == 3 and pauses == sorted(pauses) and 0.25 <= pauses[0] <= 0.5
+
+
+def test_a_folder_is_claimed_once_its_disk_is_back(storage, monkeypatch):
+    storage.write("a/x", "1")
+    pauses, make, left = [], os.mkdir, [OSError(errno.ESTALE, "Stale file handle")]
+
+    def away(path, *arguments):
+        if left and path.endswith("/1"):
+            raise left.pop()
+        make(path, *arguments)
+
+    monkeypatch.setattr("retable.platform.store.patience.time.sleep", pauses.append)
+    monkeypatch.setattr(os, "mkdir", away)
+    assert storage.claim("a/1", "x", b"1") and len(pauses) == 1 and not storage.claim("a/1", "x", b"1")
 
 
 DENIED = (
