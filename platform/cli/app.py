@@ -584,14 +584,21 @@ def report(
 @app.command()
 def zoo(
     names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks (default: all).")] = None,
+    as_json: runs.Json = False,
 ) -> None:
-    """List the models that come with the tasks: what each is, where it is from, its score on data it never saw.
+    """List the models that come with the tasks: size, score on data they never saw, data, licence and command.
+
+    --json has all that each file says of itself, by task and name.
 
     Examples: `retable zoo` · `retable zoo style`, then `retable style image lake.jpg --style great_wave --out out.jpg`
     """
-    from retable.platform.models.zoo import show
+    from retable.platform.models.zoo import about, show, zoo
 
-    for name in names or tasks.names():
+    chosen = names or tasks.names()
+    if as_json:
+        runs.print_json({task: {name: about(task, name) for name in zoo(task)} for task in chosen})
+        return
+    for name in chosen:
         lines = show(name)
         if lines or names:
             console.print(f"[bold]{name}[/]" if lines else f"{name}: no models come with it", highlight=False)

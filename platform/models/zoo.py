@@ -15,8 +15,8 @@ from retable.platform.models import contract
 from retable.platform.spec import extras
 from retable.platform.spec.task import find_description, folder
 
-_LONG = ("config", "metrics", "versions", "data_digest")
-"""What a file says of itself and a list does not; the command stands for the config."""
+_LISTED = ("data_description", "licence", "command", "trained_by")
+"""What a list says of a file; `retable zoo --json` has all that the file says of itself."""
 
 
 def zoo(task: str) -> dict[str, Path]:
@@ -76,10 +76,13 @@ def about(task: str, name: str) -> Mapping[str, Any]:
 
 
 def show(task: str) -> list[str]:
-    """Return lines that list a task's zoo with the metadata of each file."""
+    """Return lines that list a task's zoo: of each model its score, data, licence and command."""
     lines = []
     for name, file in zoo(task).items():
         shared = f", one file with {len(names(file)) - 1} more" if len(names(file)) > 1 else ""
         lines.append(f"{name}  {file.stat().st_size / 1e6:.2f} MB{shared}")
-        lines += [f"  {key}: {value}" for key, value in about(task, name).items() if key not in _LONG]
+        known = about(task, name)
+        if score := known.get("score"):
+            lines.append(f"  score: {score['metric']} {score['value']:.4g}, on {score['on']}")
+        lines += [f"  {key.removesuffix('_description')}: {known[key]}" for key in _LISTED if key in known]
     return lines

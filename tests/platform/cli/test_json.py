@@ -101,6 +101,19 @@ def test_list(monkeypatch):
     assert answer["tasks"].keys() > {"rl", "line"}
 
 
+def test_zoo(asked):
+    answer = asked("zoo", "weather", "rl")
+    compare("retable zoo --json", answer)
+    assert answer["rl"]["HalfCheetah-dense"]["score"]["metric"] == "return" and answer["weather"]
+
+
+def test_a_zoo_is_listed_in_a_few_lines_a_model(asked):
+    """Metadata of dozens of lines a model hid what they are."""
+    shown = CliRunner().invoke(cli.app, ["zoo", "rl"]).stdout
+    assert "score: return 7082, on 10 episodes of HalfCheetah-v5" in shown and "states" not in shown
+    assert shown.count("\n") == 1 + 4 * 5
+
+
 def test_runs_and_their_limit(asked):
     answer = asked("runs")
     compare("retable runs --json", answer)
