@@ -61,7 +61,8 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
         raise UserError(f"{source}: an array {shape}; wanted are numbers of shape (n, {states})")
     if not len(rows):
         raise UserError(f"{source}: no row; write one observation or more")
-    observations = torch.from_numpy(rows.astype(np.float32))
+    with np.errstate(over="ignore"):  # those that do are refused
+        observations = torch.from_numpy(rows.astype(np.float32))
     if not torch.isfinite(observations).all():
         raise UserError(f"{source}: numbers that are not finite in float32; mend or remove those rows")
     with torch.inference_mode():

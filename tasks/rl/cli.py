@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -31,7 +31,7 @@ from retable.platform.spec.task import Source, check_new, find
 from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import DESCRIPTION
-from retable.tasks.rl.formats.precisions import TYPES
+from retable.tasks.rl.formats.precisions import Precision
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import check_sizes
 
@@ -45,14 +45,13 @@ app = typer.Typer(
     help="Offline RL: play a trained policy, write it as a compact file.\n\nExample: `retable rl play latest`",
 )
 
-SOURCES = Path(__file__).with_name("sources.json")
-"""The sets of Minari that `fetch` knows; those of D4RL are in `recordings/d4rl.json`."""
 SUFFIX = DESCRIPTION.model_suffix
 """What the name of a policy's file ends in."""
 Environment = Annotated[str, typer.Option("--env", help="A Gymnasium environment without its version, e.g. hopper.")]
 Skip = Annotated[str, typer.Option(help="Leave out episodes: their numbers from 0 on, e.g. 3,17.")]
 Mend = Annotated[
-    str, typer.Option(help="ends: mark ends of episodes that have no mark, drop reset rows and wrong successors.")
+    Literal["ends"] | None,
+    typer.Option(help="ends: mark ends of episodes that have no mark, drop reset rows and wrong successors."),
 ]
 
 
@@ -62,12 +61,6 @@ def environment_name(name: str) -> str:
 
     names = {str(spec.name).lower(): str(spec.name) for spec in gymnasium.registry.values()}
     return names.get(name.lower(), name)
-
-
-def _mending(mend: str) -> bool:
-    if mend not in ("", "ends"):
-        raise UserError(f"--mend {mend}: only the ends of episodes can be mended; use --mend ends")
-    return mend == "ends"
 
 
 def _tell(info: Mapping[str, Any]) -> None:
@@ -97,16 +90,16 @@ def fetch(
     """
     from retable.platform.store import download
     from retable.tasks.rl import data
-    from retable.tasks.rl.recordings import d4rl
+    from retable.tasks.rl.recordings.prepare import published
     from retable.tasks.rl.tools.minari import import_minari
 
-    root, published = Storage.open(storage), {**d4rl.published(), **download.read_published(SOURCES)}
+    root = Storage.open(storage)
 
     def place(wanted: Published) -> Path:
         return folder or download.default_folder(root, "rl")
 
     new = partial(_check_new, root, replace)
-    fetched = download.fetch_by_name(published, names or [], place, yes=yes, mirror=mirror, limit=limit, check=new)
+    fetched = download.fetch_by_name(published(), names or [], place, yes=yes, mirror=mirror, limit=limit, check=new)
     for wanted, files in fetched:
         if wanted.hub:
             _tell(import_minari(place(wanted) / wanted.hub.folders[0], root, replace=replace))
@@ -142,7 +135,9 @@ def make(
         float | None, typer.Option(help="Standard deviation of the expert's noise, actions in [-1, 1]: .05.", min=0)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of environments and noise.", min=0)] = 0,
-    policy: Annotated[str, typer.Option(help="expert: the committed policy; random: any environment.")] = "expert",
+    policy: Annotated[
+        Literal["expert", "random"], typer.Option(help="expert: the committed policy; random: any environment.")
+    ] = "expert",
     mix: Annotated[
         str, typer.Option(help="Mix equal shares of these behaviours: expert, noisy, imperfect, random.")
     ] = "",
@@ -155,8 +150,6 @@ def make(
     from retable.tasks.rl import data
     from retable.tasks.rl.recordings.prepare import make_recording
 
-    if policy not in ("expert", "random"):
-        raise UserError(f"--policy {policy}: use expert or random")
     parts = items("--mix", mix, str)
     if noise and (parts or policy == "random"):
         raise UserError(f"--noise {noise:g}: only the expert's actions have it; leave it out")
@@ -195,11 +188,13 @@ def check(
     from retable.tasks.rl.recordings import d4rl
     from retable.tasks.rl.tools import minari
 
-    root = Storage.open(storage)
+    root, given = Storage.open(storage), Path(path or "").expanduser()
+    named, is_minari = environment_name(env) if env else None, (given / minari.METADATA).is_file()
+    if (env or simulator) and (path is None or (given.is_dir() and not is_minari)):
+        option = "--env" if env else "--simulator"
+        raise UserError(f"{option}: only a .hdf5 file or a Minari folder takes it; leave it out")
     if path is not None:
-        given = Path(path).expanduser()
-        named = environment_name(env) if env else None
-        if (given / minari.METADATA).is_file():
+        if is_minari:
             defects, remarks = minari.inspect(given, named, simulator)
         elif given.is_dir():
             defects, remarks = data.check(given), []
@@ -226,7 +221,7 @@ def convert(
         str | None, typer.Option(help="Version of the environment that a file of your own was recorded in (v5).")
     ] = None,
     skip: Skip = "",
-    mend: Mend = "",
+    mend: Mend = None,
     replace: Replace = False,
 ) -> None:
     """Read a D4RL file into the Parquet form that training loads.
@@ -239,7 +234,7 @@ def convert(
 
     how: dict[str, Any] = {
         "skip": items("--skip", skip, whole, "number of an episode", "3,17"),
-        "mending": _mending(mend),
+        "mending": mend is not None,
         "replace": replace,
     }
     root, environment = Storage.open(storage), environment_name(env) if env else None
@@ -255,7 +250,7 @@ def import_(
         str | None, typer.Option(help="Version of that environment, where the metadata do not say it (v5).")
     ] = None,
     skip: Skip = "",
-    mend: Mend = "",
+    mend: Mend = None,
     replace: Replace = False,
 ) -> None:
     """Read a Minari data set, as its package keeps it in HDF5, into the Parquet form that training loads.
@@ -268,7 +263,7 @@ def import_(
 
     how: dict[str, Any] = {
         "skip": items("--skip", skip, whole, "number of an episode", "3,17"),
-        "mending": _mending(mend),
+        "mending": mend is not None,
         "replace": replace,
     }
     root, environment = Storage.open(storage), environment_name(env) if env else None
@@ -287,10 +282,10 @@ def export(
     file: Annotated[Path, typer.Argument(dir_okay=False, help="The file to write, e.g. policy.rtsn.")],
     storage: Where = "results",
     policy: Annotated[
-        str | None,
-        typer.Option(help="Weights to write: bcq, bc, or all for those of training too (default: what the run plays)."),
+        Literal["bcq", "bc", "all"] | None,
+        typer.Option(help="Weights to write; all: those of training too (default: what the run plays)."),
     ] = None,
-    precision: Annotated[str, typer.Option(help="float32 (exact), float16 or int8.")] = "float32",
+    precision: Annotated[Precision, typer.Option(help="Of the weights; float32 is exact.")] = "float32",
     epoch: Epoch = 0,
     licence: Licence = "",
 ) -> None:
@@ -299,13 +294,8 @@ def export(
     Example: `retable rl export 3f2a policy.rtsn --precision int8`
     """
     from retable.platform.models.export import export
-    from retable.tasks.rl.export import POLICIES
     from retable.tasks.rl.formats.sizes import file_bytes
 
-    if policy not in (None, *POLICIES):
-        raise UserError(f"--policy {policy}: use {', '.join(POLICIES)}")
-    if precision not in TYPES:
-        raise UserError(f"--precision {precision}: use {', '.join(TYPES)}")
     options = {"epoch": epoch, "policy": policy or "", "precision": precision, "licence": licence}
     loaded = export("rl", run, storage, file, SUFFIX, **options)
     dense = file_bytes(loaded.weights(epoch))
@@ -318,7 +308,8 @@ def play(
     run: Annotated[str, typer.Argument(help=f"A run's fingerprint, or its first digits; or a {SUFFIX} file.")],
     storage: Where = "results",
     policy: Annotated[
-        str | None, typer.Option(help="bcq or bc (default: bcq where it was trained, or what a file was written for).")
+        Literal["bcq", "bc"] | None,
+        typer.Option(help="Which acts (default: bcq where it was trained, or what a file was written for)."),
     ] = None,
     episodes: Annotated[int, typer.Option(help="Episodes to play.", min=1)] = 10,
     epoch: Epoch = 0,

@@ -65,6 +65,13 @@ def test_converted_columns_are_the_naive_ones(episodes: Episodes, tail: int, var
     assert info["parts"] == -(-info["transitions"] // 4)
 
 
+@pytest.mark.parametrize("option", [{"env": "Nonsense"}, {"simulator": "v99"}])
+def test_an_environment_is_asked_of_files_alone(converted: Storage, option: dict[str, str]) -> None:
+    for path in (None, str(converted)):
+        with pytest.raises(UserError, match=rf"--{next(iter(option))}: only a .hdf5 file or a Minari folder takes it"):
+            check(path, **option)
+
+
 def test_the_command_checks_a_folder_and_passes_over_stray_files(
     converted: Storage, storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from retable.tasks.rl.config import Config
 from retable.tasks.rl.metrics import normalised_score
 from retable.tasks.rl.recordings import d4rl, expert
 from retable.tasks.rl.recordings.d4rl import read_d4rl
+from retable.tasks.rl.recordings.prepare import prepare, published
 from retable.tasks.rl.recordings.record import record
 
 ROWS, LANES, SEED = 900, 4, 7
@@ -71,6 +72,27 @@ def test_recording_replays_in_the_simulator(hopper: tuple[Storage, dict[str, Any
             assert columns["reward"][row] == np.float32(reward) and columns["terminal"][row] == terminated
         assert columns["terminal"][rows][-1]
         environment.close()
+
+
+def test_a_mix_of_three_takes_three_transitions(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot record 2 transitions of 3 behaviours; give each one or more"):
+        record("Hopper", Storage.open(tmp_path), 2, mix=("expert", "imperfect", "random"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "remedy"),
+    [
+        ("Hopper", "d4rl-expert-v2", "fetch rl hopper-expert-v2`"),
+        ("Walker2d", "d4rl-medium-replay-v0", "fetch rl walker-mixed`"),
+        ("Hopper", "minari-expert-v0", "fetch rl minari-hopper-expert`"),
+        ("Hopper", "minari-own-v0", "import rl FOLDER --name minari-own-v0`"),
+        ("Hopper", "expert-v2", "convert rl FILE --env Hopper --name expert-v2`"),
+    ],
+)
+def test_a_missing_data_set_says_what_makes_it(tmp_path: Path, environment: str, name: str, remedy: str) -> None:
+    with pytest.raises(UserError, match=f"is missing: run `retable data {remedy}, or use --set data=recorded"):
+        prepare(Config(environment=environment, data=name), Storage.open(tmp_path))
+    assert not remedy.startswith("fetch") or remedy.split()[-1].strip("`") in published()
 
 
 @pytest.mark.parametrize("last", [True, False])

@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.tasks.rl.formats.precisions import TYPES, Precision
 from retable.tasks.rl.sparse.inference import ACTING
@@ -253,7 +253,7 @@ def _one_line(name: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, zlib.error, RecursionError) as error:
-        reason = str(error).splitlines()[0] if isinstance(error, ValueError) else "its streams cannot be read"
+        reason = words(error) if isinstance(error, ValueError) else "its streams cannot be read"
         raise UserError(f"{name}: {reason}; write it again by `retable rl export`") from error
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from retable.platform.errors import UserError, nearest
+from retable.platform.errors import UserError, nearest, words
 from retable.platform.spec.arrays import Array
 
 if TYPE_CHECKING:
@@ -57,15 +58,18 @@ LONGEST = {"max_episode_steps": 100_000, "frame_skip": 100}
 def refused_settings(settings: Any) -> str:
     """Return what a foreign file may not set, in words, or nothing: numbers alone cannot name files or code."""
 
-    def plain(value: Any) -> bool:
-        return isinstance(value, int | float) or (isinstance(value, list) and all(map(plain, value)))
+    def plain(value: Any, deep: int = 2) -> bool:
+        return isinstance(value, int | float) or (
+            isinstance(value, list) and deep > 0 and all(plain(each, deep - 1) for each in value)
+        )
 
     if not isinstance(settings, dict):
         return "no names of settings"
     bad = [key for key, value in settings.items() if not str(key).isidentifier() or not plain(value)]
     if bad:
-        return f"{bad[0]!r} = {settings[bad[0]]!r}, which only numbers may be"
-    if part := [key for key in LONGEST if isinstance(settings.get(key), float)]:
+        return f"{bad[0]!r} = {reprlib.repr(settings[bad[0]])}, which only numbers may be"
+    floats = [key for key in LONGEST if isinstance(settings.get(key), float)]
+    if part := [key for key in floats if not settings[key].is_integer()]:
         return f"{part[0]!r} = {settings[part[0]]!r}, which is no whole number"
     given = ((key, settings.get(key, 1), most) for key, most in LONGEST.items())
     long = [key for key, value, most in given if isinstance(value, list) or not 0 < value <= most]
@@ -98,13 +102,13 @@ def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
         names = [name for name, spec in gymnasium.registry.items() if "gymnasium.envs.mujoco" in str(spec.entry_point)]
         raise UserError(f"unknown environment {name!r}{nearest(name, names)}")
     try:
+        settings |= {key: int(settings[key]) for key in LONGEST if key in settings}  # 1000.0 of another JSON writer
         with warnings.catch_warnings(), _quiet_mujoco():
             # "v4 is out of date": we ask for it, because D4RL's rewards are those of v4.
             warnings.simplefilter("ignore", DeprecationWarning)
             environments = gymnasium.make_vec(name, num_envs=lanes, vectorization_mode="sync", **settings)
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"environment {environment_id!r} cannot be built here: {reason}") from error
+    except Exception as error:  # foreign arguments in arbitrary constructors
+        raise UserError(f"environment {environment_id!r} cannot be built here: {words(error)}") from error
     actions, observations = environments.single_action_space, environments.single_observation_space
     lacks = None
     if not isinstance(actions, gymnasium.spaces.Box) or len(actions.shape) != 1 or not actions.is_bounded():
@@ -152,8 +156,8 @@ def spaces(environment_id: str) -> Spaces:
     try:
         environments.reset(seed=0)
         environments.step(np.zeros(environments.action_space.shape or (), np.float32))
-    except (TypeError, ValueError, IndexError, ArithmeticError) as error:  # settings that only a step reads
-        raise UserError(f"environment {environment_id!r} cannot be stepped: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # settings that only a step reads
+        raise UserError(f"environment {environment_id!r} cannot be stepped: {words(error)}") from error
     finally:
         environments.close()
     name, _, text = environment_id.partition(" ")

@@ -317,12 +317,17 @@ def published() -> dict[str, Published]:
 
     sets = {}
     for digest, about in sorted(D4RL["files"].items(), key=lambda item: item[1]["name"][::-1], reverse=True):
-        file = about["url"].rpartition("/")[2]
-        name = file.removesuffix(".hdf5").replace("_", "-")
-        remote = Remote(about["url"], file, about["bytes"], f"sha256:{digest}")
+        name = fetched_as(about)
+        remote = Remote(about["url"], about["url"].rpartition("/")[2], about["bytes"], f"sha256:{digest}")
         title = f"D4RL {about['environment']} {about['name'].removeprefix('d4rl-')}"
         sets[name] = Published(name, title, D4RL["licence"], "https://github.com/Farama-Foundation/D4RL", [remote])
     return sets
+
+
+def fetched_as(about: Mapping[str, Any]) -> str:
+    """Return the name by which `retable data fetch rl` knows a file of D4RL's."""
+    file: str = about["url"].rpartition("/")[2]
+    return file.removesuffix(".hdf5").replace("_", "-")
 
 
 def published_as(path: Path) -> str:

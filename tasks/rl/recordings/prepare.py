@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from retable.platform.console import progress_bar
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.rl.config import Config
 from retable.tasks.rl.metrics import D4RL
+from retable.tasks.rl.recordings import d4rl
 from retable.tasks.rl.recordings.record import MIX, record
+
+if TYPE_CHECKING:
+    from retable.platform.store.download import Published
+
+SOURCES = Path(__file__).parents[1] / "sources.json"
+"""The sets of Minari that `fetch` knows; those of D4RL are in `d4rl.json`."""
 
 
 def make_recording(
@@ -19,7 +27,7 @@ def make_recording(
     transitions: int = 100_000,
     noise: float = 0.05,
     seed: int = 0,
-    policy: str = "expert",
+    policy: Literal["expert", "random"] = "expert",
     mix: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Record a data set with a progress bar; return its `dataset.json`."""
@@ -31,7 +39,7 @@ def make_recording(
             transitions,
             noise,
             seed,
-            policy=cast(Literal["expert", "random"], policy),
+            policy=policy,
             mix=mix,
             progress=show,
         )
@@ -47,10 +55,24 @@ def prepare(config: Config, storage: Storage) -> None:
         make_recording(config.environment, storage, mix=MIX if config.data == "mixed" else ())
         return
     target = f"{storage}/data/rl/{config.environment}/{config.data}"
-    wanted = (config.environment, config.data)
-    url = next((file["url"] for file in D4RL["files"].values() if (file["environment"], file["name"]) == wanted), None)
-    origin = f"download {url}" if url else "get its .hdf5 file"
-    raise UserError(f"{target} is missing: {origin} and run `retable data convert rl FILE`, or use --set data=recorded")
+    origin, _, kind = config.data.partition("-")
+    fetched = f"minari-{config.environment.lower()}-{kind.removesuffix('-v0')}" if origin == "minari" else ""
+    for file in D4RL["files"].values():
+        if (file["environment"], file["name"]) == (config.environment, config.data):
+            fetched = d4rl.fetched_as(file)
+    remedy = f"convert rl FILE --env {config.environment} --name {config.data}"
+    if origin == "minari":
+        remedy = f"import rl FOLDER --name {config.data}"
+    if fetched in published():
+        remedy = f"fetch rl {fetched}"
+    raise UserError(f"{target} is missing: run `retable data {remedy}`, or use --set data=recorded")
+
+
+def published() -> dict[str, Published]:
+    """Return the sets of D4RL and Minari that `retable data fetch rl` knows, by name."""
+    from retable.platform.store.download import read_published
+
+    return {**d4rl.published(), **read_published(SOURCES)}
 
 
 def is_published(info: Mapping[str, Any]) -> bool:

@@ -88,7 +88,9 @@ def record(
             of range, or the disk is full, or episodes would begin as those that tables play.
 
     """
-    if transitions < max(1, len(mix)) or lanes < 1 or noise < 0:
+    if 0 < transitions < len(mix):
+        raise UserError(f"cannot record {transitions} transitions of {len(mix)} behaviours; give each one or more")
+    if transitions < 1 or lanes < 1 or noise < 0:
         given = f"{transitions} transitions in {lanes} lanes with noise {noise}"
         raise UserError(f"cannot record {given}; give positive numbers")
     begun = range(seed, seed + lanes * max(1, len(mix)))

@@ -124,7 +124,7 @@ def metadata(source: Path) -> dict[str, Any]:
     try:
         about = dict(json.loads(path.read_text()))
         about |= {key: dict(json.loads(about.get(key) or "{}")) for key in ("env_spec", "action_space")}
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"{path}: not Minari's metadata ({error}); {AGAIN}") from error
     kind = about.get("data_format", "hdf5")
     if kind != "hdf5":

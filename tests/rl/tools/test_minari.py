@@ -29,6 +29,12 @@ Episodes = list[tuple[int, str]]
 MIXED: Episodes = [(3, "terminations"), (1, "truncations"), (2, "none"), (12, "truncations")]
 
 
+def test_metadata_nested_deep_are_a_line(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/metadata.json").write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    assert "not Minari's metadata" in check(tmp_path)[0]
+
+
 def check(source: Path) -> list[str]:
     """Return a line for the first defect of a data set; an empty list if it is fine."""
     return inspect(source)[0]
