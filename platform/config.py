@@ -130,14 +130,11 @@ def _check_chosen(chosen: object, hint: object, path: str, below: Mapping[str, o
         having = [choice_name(kind) for kind, names in fields.items() if name in names]
         if having:
             choices = " or ".join(f"{path}={choice}" for choice in having)
-            raise UserError(f"{path}.{name}: choose {choices} first; it is now {_chosen(chosen)}")
+            now = choice_name(type(chosen)) if dataclasses.is_dataclass(chosen) else chosen
+            raise UserError(f"{path}.{name}: choose {choices} first; it is now {now}")
         if fields:
             known = {f"{path}.{each}" for names in fields.values() for each in names}
             raise UserError(f"unknown field '{path}.{name}'{nearest(f'{path}.{name}', known)}")
-
-
-def _chosen(value: object) -> str:
-    return choice_name(type(value)) if dataclasses.is_dataclass(value) else str(value)
 
 
 def convert(value: object, hint: object, path: str) -> object:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ class Line:
 def checks(storage: str) -> Iterator[Line]:
     """Check this machine, one line a check; a failed one names its remedy."""
     installed = versions()
-    yield Line(sys.version_info >= (3, 11), ", ".join(f"{name} {version}" for name, version in installed.items()))
+    yield Line(True, ", ".join(f"{name} {version}" for name, version in installed.items()))
     yield Line(True, processor_name())
     import torch
 

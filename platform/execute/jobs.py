@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import os
@@ -124,17 +125,11 @@ def connect(address: str) -> JobSubmissionClient:
 
 
 def split_storage(words: Sequence[str], storage: str) -> tuple[list[str], str]:
-    """Return a command without its `--storage`, and the storage it is to use."""
-    rest: list[str] = []
-    given = iter(words)
-    for word in given:
-        if word == "--storage":
-            storage = next(given, "")
-        elif word.startswith("--storage="):
-            storage = word.partition("=")[2]
-        else:
-            rest.append(word)
-    return rest, storage
+    """Return a command without its `--storage`, and the storage it is to use: of one without a value, none."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--storage", nargs="?", const="", default=storage)
+    given, rest = parser.parse_known_args(words)
+    return rest, given.storage
 
 
 def _check_shared(storage: str) -> None:
@@ -228,7 +223,13 @@ def _submit(client: JobSubmissionClient, **job: Any) -> str:
 
 
 def follow(address: str, job: str) -> bool:
-    """Print a job's log until it ends; return whether it succeeded. Ctrl-C ends the following, not the job."""
+    """Print a job's log until it ends; return whether it succeeded. Ctrl-C ends the following, not the job.
+
+    Raises:
+        UserError: where the connection breaks off, saying how to follow the job again.
+    """
+    import aiohttp
+
     client = connect(address)
     with _readable_errors(address):
         client.get_job_info(job)  # one that is unknown is told here: to follow it would end in a handshake's traceback
@@ -239,8 +240,10 @@ def follow(address: str, job: str) -> bool:
 
     try:
         with _readable_errors(address):
-            with followed(address, job):
+            try:
                 asyncio.run(tail())
+            except (aiohttp.ClientError, OSError, RuntimeError) as error:
+                raise UserError(_broken_off(address, job)) from error
             info = client.get_job_info(job)
     except KeyboardInterrupt:
         command = f"retable submit --address {address}"
@@ -250,21 +253,6 @@ def follow(address: str, job: str) -> bool:
     if not info.status.is_terminal():
         raise UserError(_broken_off(address, job))
     return str(info.status.value) == "SUCCEEDED"
-
-
-@contextmanager
-def followed(address: str, job: str) -> Iterator[None]:
-    """Turn a connection that breaks off into one line.
-
-    Raises:
-        UserError: saying how to follow the job again.
-    """
-    import aiohttp
-
-    try:
-        yield
-    except (aiohttp.ClientError, OSError, RuntimeError) as error:
-        raise UserError(_broken_off(address, job)) from error
 
 
 def _broken_off(address: str, job: str) -> str:

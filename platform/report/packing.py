@@ -1,8 +1,9 @@
 """Packs the contents of tables into a bundle, and unpacks a bundle into a storage.
 
 What a bundle holds is found from a plan of its tables. A run that came in one has `bundle` in its `result.json` (`id`,
-`packed`, `host`, `device`), as have combinations and measurements in their files; `bundles/<id>.json` keeps what the
-manifest says. So what is trained or measured here again, which replaces the file, no longer says that it was sent.
+`packed`, `host`, `device`), as have combinations and measurements in their files; so what is trained or measured here
+again, which replaces the file, no longer says that it was sent. `bundles/<id>.json` keeps what the manifest says, for
+people: no command reads it.
 """
 
 from __future__ import annotations

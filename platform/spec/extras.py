@@ -19,7 +19,6 @@ MODULES = {
     "opencv-python": "cv2",
     "pillow": "PIL",
     "pytest-xdist": "xdist",
-    "pre-commit": "pre_commit",
     "ray[serve]": "fastapi",
 }
 """Distribution -> a module that it brings, where that is named otherwise. Any build of OpenCV will do."""
@@ -63,17 +62,12 @@ def missing(extra: str) -> list[str]:
     return [name for name in extras().get(extra, ()) if not is_there(name)]
 
 
+@functools.cache  # of those that are whole, as errors are not kept: a task is found again and again
 def check(extra: str) -> None:
     """Refuse where an extra is not whole.
 
     Raises:
         Missing: saying how to install it.
     """
-    if extra not in _whole:
-        if lacking := missing(extra):
-            raise Missing(f"{extra} needs {', '.join(lacking)}: pip install 'retable[{extra}]'")
-        _whole.add(extra)
-
-
-_whole: set[str] = set()
-"""Extras that were looked at and are whole: a task is found again and again."""
+    if lacking := missing(extra):
+        raise Missing(f"{extra} needs {', '.join(lacking)}: pip install 'retable[{extra}]'")

@@ -7,7 +7,6 @@ login is needed).
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
 import json
@@ -17,7 +16,6 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -41,7 +39,6 @@ UNKNOWN = 3_000_000_000
 _EXPANSION = 10
 """An archive that unpacks to more than this many times its size is refused."""
 _HUB = "https://huggingface.co"
-Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 
 @dataclass(frozen=True)
@@ -129,20 +126,20 @@ def fetch_by_name(
         place: dataset -> the folder of its files.
         yes: download without asking.
         mirror: see `fetch`.
-        limit: see `deadline`; of all of them together.
+        limit: the time that all of them together may take, such as `2h`; "" for any.
         check: called with each before the first download; raises where it is not to be fetched.
 
     Raises:
-        UserError: as `choose` and `fetch`.
+        UserError: as `choose` and `fetch`, and where the limit is no length of time.
     """
     if not names:
         print_lines(published.values())
-    until, chosen = deadline(limit), [choose(published, name) for name in names]
+    until = time.monotonic() + seconds_of(limit, "--limit") if limit else math.inf
+    chosen = [choose(published, name) for name in names]
     for wanted in chosen:
         check(wanted)
     for wanted in chosen:
-        agree = functools.partial(consent, yes=yes)
-        yield wanted, fetch(wanted, place(wanted), agree, progress_bar, mirror=mirror, until=until)
+        yield wanted, fetch(wanted, place(wanted), yes=yes, mirror=mirror, until=until)
 
 
 def default_folder(storage: Storage, task: str) -> Path:
@@ -159,9 +156,8 @@ def default_folder(storage: Storage, task: str) -> Path:
 def fetch(
     wanted: Published,
     folder: Path,
-    agree: Callable[[str], None],
-    progress: Progress,
     *,
+    yes: bool = False,
     mirror: str = "",
     until: float = math.inf,
 ) -> list[Path]:
@@ -170,10 +166,9 @@ def fetch(
     Args:
         wanted: the dataset.
         folder: where its files go.
-        agree: takes a text with size, licence and place, and raises where the user declines.
-        progress: a bar that takes a title.
+        yes: download without asking.
         mirror: an address that holds the files below their host and path; "" for the published addresses.
-        until: when it has to be over, on the monotonic clock; see `deadline`.
+        until: when it has to be over, on the monotonic clock.
 
     Returns:
         The files, in order; an archive that was unpacked is gone.
@@ -185,32 +180,24 @@ def fetch(
     _check_unpacking(wanted)
     with requests.Session() as session:
         files = listed(wanted.hub, session, mirror) if wanted.hub else list(wanted.files)
-        missing = [file for file in files if not there(folder / file.path, file)]
+        missing = [file for file in files if not _is_there(folder / file.path, file)]
         if missing:
             amount = sum(file.bytes for file in missing)
             _check_space(folder, missing)
-            agree(
+            consent(
                 f"{wanted.name}: {wanted.about}\nlicence: {wanted.licence} ({wanted.page})\n"
-                f"{len(missing)} files, {size(amount) if amount else 'of unpublished size'}, to {folder}"
+                f"{len(missing)} files, {size(amount) if amount else 'of unpublished size'}, to {folder}",
+                yes,
             )
         for file in missing:
-            with progress(file.path) as show:
+            with progress_bar(file.path) as show:
                 download(file, folder / file.path, session, mirror=mirror, until=until, show=show)
     for file in files:
         unpack(folder / file.path)
     return [folder / file.path for file in files]
 
 
-def deadline(limit: str) -> float:
-    """Return when a download has to be over, on the monotonic clock: `2h` from now; "" for never.
-
-    Raises:
-        UserError: where the text is no length of time.
-    """
-    return time.monotonic() + seconds_of(limit, "--limit") if limit else math.inf
-
-
-def there(target: Path, file: Remote) -> bool:
+def _is_there(target: Path, file: Remote) -> bool:
     """Return whether a file was downloaded before: only a checked file gets its name."""
     return marker(target).exists() or (target.is_file() and file.bytes in (0, target.stat().st_size))
 
@@ -427,15 +414,9 @@ def _unpack_zip(archive: Path, packed: int) -> None:
 
 
 def _unpack_7z(archive: Path, packed: int) -> None:
-    """Unpack a .7z; py7zr refuses members that would leave the folder.
+    """Unpack a .7z; py7zr refuses members that would leave the folder."""
+    import py7zr
 
-    Raises:
-        UserError: where py7zr is not installed.
-    """
-    try:
-        import py7zr
-    except ImportError as error:
-        raise UserError(f"{archive}: is unpacked by py7zr; pip install 'retable[archives]'") from error
     try:
         with py7zr.SevenZipFile(archive) as content:
             _refuse_bomb(archive, content.archiveinfo().uncompressed, packed)

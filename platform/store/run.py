@@ -48,9 +48,6 @@ _CHECKPOINT = ("model.safetensors", "state.pt")
 SHARDS = "shards.json"
 """Names the shards of a view, or of a combination, that came in a bundle."""
 
-_SORTED = json.JSONEncoder(sort_keys=True)
-"""How views are named: made once, as there are many."""
-
 
 def sha256(data: bytes) -> str:
     """Return the SHA-256 of some bytes, in hexadecimal."""
@@ -418,7 +415,7 @@ def view_key(view: object) -> str:
     global _named
     last, name = _named
     if view is not last:  # a view never changes
-        text = _SORTED.encode(naming(view))
+        text = json.dumps(naming(view), sort_keys=True)
         name = f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
         _named = (view, name)
     return name

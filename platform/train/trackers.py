@@ -7,8 +7,10 @@ that fails is noted in the run's folder and does no harm to the training.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +27,12 @@ _TRACKERS = ("mlflow", "wandb", "tensorboard")
 """Names, each also of an extra and of the library."""
 _PROJECT = "retable"
 """Experiment of MLflow, project of Weights & Biases, unless MLFLOW_EXPERIMENT_NAME or WANDB_PROJECT names another."""
+_PAUSE = 1.0
+"""Seconds between two readings of a log, which is read whole; the last epoch's is read at once."""
 
 Row = Mapping[str, float]
 Log = Callable[[Sequence[Row], Row | None], None]
-"""(every epoch so far, the final metrics once there are some): called at each epoch's end."""
+"""(every epoch so far, the final metrics once there are some): called at epochs' ends."""
 
 
 def prepare(name: str) -> dict[str, str]:
@@ -56,21 +60,22 @@ def prepare(name: str) -> dict[str, str]:
 def tracked(
     worker: Worker, settings: Mapping[str, str], folders: Sequence[RunFolder], configs: Sequence[Config]
 ) -> Any:
-    """Return a worker that also reports to a tracker at each epoch's end; the same worker without one."""
+    """Return a worker that also reports to a tracker at epochs' ends; the same worker without one."""
     if not settings or worker.rank:
         return worker
     opened = {"mlflow": open_mlflow, "wandb": _open_wandb, "tensorboard": _open_tensorboard}[settings["name"]]
     logs: list[Log | None] = [None] * len(folders)
-    broken = False
+    broken, told = False, -math.inf
 
     def report(metrics: Record) -> None:
-        nonlocal broken
+        nonlocal broken, told
         try:
-            for place, (folder, config) in enumerate(zip(folders, configs, strict=True)):
-                if not broken:
+            results = [] if broken else [folder.result() for folder in folders]
+            if any(results) or (results and time.monotonic() - told >= _PAUSE):
+                for place, (folder, config, result) in enumerate(zip(folders, configs, results, strict=True)):
                     log = logs[place] = logs[place] or opened(settings, folder, flatten(config))
-                    result = folder.result()
                     log([numbers(row) for row in folder.history()], numbers(result["metrics"]) if result else None)
+                told = time.monotonic()
         except Exception as error:
             broken = True
             worker.note(f"--track {settings['name']}: {one_line(error)}; the training went on without it")

@@ -84,7 +84,7 @@ for line in {lines}:
 def test_a_task_whose_packages_are_not_installed_says_so_where_it_is_asked_for(retable, monkeypatch):
     lacking = extras.missing
     monkeypatch.setattr(extras, "missing", lambda extra: ["faiss-cpu"] if extra == "audio" else lacking(extra))
-    monkeypatch.setattr(extras, "_whole", set())
+    extras.check.cache_clear()
     remedy = "audio needs faiss-cpu: pip install 'retable[audio]'"
     for words in (["audio", "search", "x"], ["audio", "--help"], ["data", "make", "audio", "--name", "x"]):
         assert (retable(*words).returncode, retable(*words).stderr) == (2, f"error: {remedy}\n"), words

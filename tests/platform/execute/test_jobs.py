@@ -229,6 +229,18 @@ def checkout(tmp_path):
     return folder
 
 
+@pytest.mark.parametrize(
+    ("words", "rest", "storage"),
+    [
+        (["plan", "--storage", "--scale", "small"], ["plan", "--scale", "small"], ""),
+        (["plan", "--storage=/a", "--storage", "/b", "--set", "a=-1"], ["plan", "--set", "a=-1"], "/b"),
+        (["plan", "--stor", "-x"], ["plan", "--stor", "-x"], "mine"),
+    ],
+)
+def test_the_storage_is_taken_out_of_a_command(words, rest, storage):
+    assert jobs.split_storage(words, "mine") == (rest, storage)
+
+
 def test_what_is_sent_is_the_folder_the_commit_the_tasks_and_the_storage(dashboards, checkout, monkeypatch):
     before = sorted(checkout.rglob("*"))
     answers = {**VERSION, "/api/jobs/": {"job_id": "j", "submission_id": "raysubmit_1"}}

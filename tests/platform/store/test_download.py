@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import zipfile
-from contextlib import contextmanager
 
 import pytest
 
@@ -24,11 +23,6 @@ def server(tmp_path, monkeypatch):
         yield files
 
 
-@contextmanager
-def bar(title):
-    yield lambda done, total: None
-
-
 def digest(content, kind="sha256"):
     return f"{kind}:{hashlib.new(kind, content).hexdigest()}"
 
@@ -39,7 +33,10 @@ def published(*files, **more):
 
 def fetch(server, folder, *files, **more):
     wanted = more.pop("wanted", None) or published(*files)
-    return download.fetch(wanted, folder, more.pop("agree", lambda text: None), bar, mirror=server.address, **more)
+    agree = more.pop("agree", lambda text: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download, "consent", lambda text, yes: agree(text))
+        return download.fetch(wanted, folder, mirror=server.address, **more)
 
 
 def test_a_file_is_checked_and_downloaded_once(server, tmp_path):

@@ -7,6 +7,7 @@ import retable
 from retable.platform.config import override
 from retable.platform.errors import UserError
 from retable.platform.execute.trials import forget
+from retable.platform.spec import extras
 from retable.platform.spec.resources import Resources
 from retable.platform.spec.task import Source, find
 from retable.platform.store.run import RunFolder
@@ -85,6 +86,16 @@ def test_tensorboard_holds_the_curves(storage, tmp_path, monkeypatch):
     assert read.Scalars("final/slope")[0].value == pytest.approx(log[-1]["slope"])
 
 
+def test_a_log_is_not_read_anew_at_each_epoch_of_milliseconds(storage, monkeypatch):
+    reads, rows = [], []
+    history = RunFolder.history
+    monkeypatch.setattr(RunFolder, "history", lambda folder: reads.append(1) or history(folder))
+    monkeypatch.setattr(track, "prepare", lambda name: {"name": name})
+    monkeypatch.setattr(track, "open_mlflow", lambda *_: lambda seen, final: rows.append((len(seen), final)))
+    folder = fit(storage, "mlflow", epochs=40)
+    assert rows[-1] == (40, folder.result()["metrics"]) and len(reads) < 20
+
+
 def test_weights_and_biases_keeps_a_run_offline(storage, tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -111,7 +122,7 @@ def test_a_tracker_that_fails_is_noted_once_and_the_run_is_finished(storage, mon
 )
 def test_a_mistake_is_told_before_anything_starts(name, said, monkeypatch, tmp_path):
     monkeypatch.setattr("retable.platform.spec.extras.is_there", lambda name: False)
-    monkeypatch.setattr("retable.platform.spec.extras._whole", set())
+    extras.check.cache_clear()
     with pytest.raises(UserError) as caught:
         retable.reproduce("line/table1", storage=tmp_path, resources=Resources(track=name))
     assert not (tmp_path / "data").exists()
