@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retable.platform.config import C, convert, override, plain_value
+from retable.platform.config import C, convert, flatten, override, plain_value
 from retable.platform.errors import UserError, nearest, one_line
 from retable.platform.spec.table import split_view
 from retable.platform.spec.task import Task, find
@@ -198,9 +198,19 @@ class Space:
 
 
 def point_config(base: C, changes: Mapping[str, object], point: Mapping[str, object]) -> C:
-    """Return the config of one point; where it makes a choice, `changes` to the fields of that choice hold on."""
+    """Return the config of one point; where it makes a choice, `changes` to the fields of that choice hold on.
+
+    Where it is the choice that `base` makes, all fields hold on, such as those of a scale.
+    """
     own, _ = split_view(point)
-    below = {path: value for path, value in changes.items() if any(path.startswith(f"{chosen}.") for chosen in own)}
+    now = flatten(base)
+    fields = {**now, **changes}
+    below = {
+        path: fields[path]
+        for path in fields
+        for chosen in own
+        if path.startswith(f"{chosen}.") and (path in changes or own[chosen] == now.get(chosen))
+    }
     return override(base, {**below, **own})
 
 

@@ -7,7 +7,7 @@ from ray import tune
 
 import retable
 from retable.platform.api import config_at
-from retable.platform.config import fingerprint, override
+from retable.platform.config import fingerprint, flatten, override
 from retable.platform.errors import UserError
 from retable.platform.spec.space import Space, describe_space, find_space, load_space, point_config, point_view, spaces
 from retable.platform.spec.task import find
@@ -96,6 +96,19 @@ def test_a_choice_that_a_point_makes_keeps_the_fields_set_for_it():
         found = point_config(base, searched.overrides, {"method.backbone": backbone})
         assert found.method.backbone.weights == "random" and type(found.method.backbone).__name__.lower() == backbone
         assert override(base, {"method.backbone": backbone}).method.backbone.weights != "random"
+
+
+@pytest.mark.parametrize("name", ["weather_losses", "weather_optimizers"])
+def test_a_choice_that_a_scale_makes_keeps_its_fields_at_points_that_make_it_again(name):
+    searched = find_space(name)
+    base = config_at(find("weather"), "small", searched.overrides)
+    assert base.loss.positive_weight == 16
+    for point in searched.points():
+        found, chosen = point_config(base, {}, point), next(iter(point))
+        if point[chosen] == flatten(base)[chosen]:
+            assert found == override(base, {path: value for path, value in point.items() if path != chosen})
+        else:
+            assert flatten(found)[chosen] == point[chosen]
 
 
 @pytest.mark.parametrize("name", spaces())
