@@ -55,8 +55,9 @@ class Swin:
     """Tokens across a window of attention, in time, height and width: attention's cost grows with its cube."""
     resize: Literal["pad", "nearest", "trilinear"] = "pad"
     """How height and width come to a multiple of 32 and back. `nearest`, the reference's, shifts rows by a pixel."""
-    merging: Literal["mergingv2", "merging"] = "mergingv2"
-    """Patch merging; `merging`, the reference's, leaves slices out and takes others twice."""
+    merging: Literal["mergingv2", "merging", "merging_1_5"] = "mergingv2"
+    """Patch merging; `merging`, the reference's, leaves slices out and takes others twice. `merging_1_5`: what MONAI
+    calls `merging` since 1.5, which takes all, in another order than `mergingv2`."""
     checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
 

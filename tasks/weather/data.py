@@ -27,7 +27,7 @@ from retable.platform.train.seeds import generator
 from retable.platform.train.worker import share
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.frames import Frames
-from retable.tasks.weather.w4c.layout import Index, Window
+from retable.tasks.weather.w4c.layout import HOLDOUT, Index, Window
 from retable.tasks.weather.w4c.prepare import check_simulation
 from retable.tasks.weather.w4c.preprocess import CHANNELS, classify, normalise
 
@@ -264,11 +264,14 @@ def positive_ratio(info: Mapping[str, Any], config: Config) -> float:
     """Return dry over rainy pixels of the training set: what `loss.positive_weight=training_set` stands for.
 
     Raises:
-        UserError: where the data set's share of rain was counted at another threshold, there is none, or pixels were
-            not counted.
+        UserError: where the data set's share of rain was counted at another threshold or beside other hold-outs, there
+            is none, or pixels were not counted.
     """
     if "measured" not in info:
         raise UserError("loss.positive_weight training_set: dataset.json was written by an older version; remove it")
+    if info["holdout"] == "local" and config.holdout not in (0, HOLDOUT):  # rain was counted outside of other sequences
+        held = f"rain was counted outside of the sequences of holdout {HOLDOUT}, not {config.holdout}"
+        raise UserError(f"loss.positive_weight training_set: {held}; give a number, or leave holdout out")
     places = [
         series
         for series in info["rain"]

@@ -267,6 +267,17 @@ def test_the_weight_of_rain_counts_pixels_and_not_series(source):
         _ = windows(Source(source.folder, old)).positive_ratio
 
 
+@pytest.mark.parametrize("holdout", [0, 10, 60, 100])
+def test_the_weight_of_rain_does_not_count_other_hold_outs(source, holdout):
+    local = {**source.info, "holdout": "local"}
+    if holdout in (0, 60):
+        data.positive_ratio(local, config(holdout=holdout))
+    else:
+        with pytest.raises(UserError, match=f"outside of the sequences of holdout 60, not {holdout}; give a number"):
+            data.positive_ratio(local, config(holdout=holdout))
+    assert data.positive_ratio(source.info, config(holdout=holdout)) == pytest.approx(0.8 / 0.2)
+
+
 @pytest.mark.parametrize(("kind", "remedy"), [("generated", "made again"), ("imported", "import them again")])
 def test_images_of_an_older_version_which_show_later_rain_are_refused(source, kind, remedy):
     said = {"source": kind, "simulated_satellite": True}

@@ -244,11 +244,12 @@ def test_packed_numbers_are_unpacked(tmp_path, attributes, expected):
     np.testing.assert_allclose(found, expected(raw[1:3].astype(float)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("digits", ["f4", "f8"])
 @pytest.mark.parametrize("kind", ["f4", "f8"])
-def test_floats_that_were_not_measured_are_no_numbers(tmp_path, kind):
+def test_floats_that_were_not_measured_are_no_numbers(tmp_path, kind, digits):
     raw = np.random.default_rng(0).random((3, 11, 12, 12)).astype(kind)
     raw[0, 0, 0, :3] = -999.9, 9.969209968386869e36, -1
-    missing = {"_FillValue": np.dtype(kind).type(-999.9), "missing_value": -1.0}
+    missing = {"_FillValue": np.dtype(digits).type(-999.9), "missing_value": -1.0}
     path = packed(tmp_path / "a.h5", SATELLITE, raw, **missing)
     with h5py.File(path, "r+") as file:
         file.attrs["_NCProperties"] = "version=2,netcdf=4.9.2,hdf5=1.14.2"

@@ -8,11 +8,11 @@ from torch import nn
 from retable.tasks.weather.config import Swin
 from retable.tasks.weather.models.swin import (
     KEEPING_TIME,
-    REFERENCE,
     ChannelConvolution,
     Merging,
     SwinForecaster,
     extend,
+    halve,
     resize,
     shares,
 )
@@ -126,11 +126,18 @@ def test_merging_that_keeps_time_joins_two_by_two():
     torch.testing.assert_close(merged[1, 2, 2, 1], merging.reduction(merging.norm(joined)))
 
 
-def test_the_references_merging():
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        ("merging", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 0), (0, 0, 1), (1, 1, 1)]),
+        ("merging_1_5", [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1), (1, 1, 1)]),
+        ("mergingv2", [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1)]),
+    ],
+)
+def test_the_order_of_merged_neighbours(name, order):
     torch.manual_seed(0)
-    merging = Merging(3, 6, REFERENCE)
+    merging = halve(Swin(merging=name))(dim=3)
     tokens = torch.randn(1, 4, 4, 4, 3)
-    order = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 0), (0, 0, 1), (1, 1, 1)]
     joined = torch.cat([tokens[0, 2 + time, 0 + row, 2 + column] for time, row, column in order])
     torch.testing.assert_close(merging(tokens)[0, 1, 0, 1], merging.reduction(merging.norm(joined)))
 
@@ -206,7 +213,7 @@ def test_the_reference_forward_pass():
         torch.testing.assert_close(model(images), expected)
 
 
-@pytest.mark.parametrize(("merging", "of_eight"), [("merging", 6), ("mergingv2", 8)])
+@pytest.mark.parametrize(("merging", "of_eight"), [("merging", 6), ("mergingv2", 8), ("merging_1_5", 8)])
 @pytest.mark.parametrize("variant", ["repeat_interleave", "upsample"])
 def test_the_references_patch_merging_leaves_two_of_eight_neighbours_out(variant, merging, of_eight):
     model = SwinForecaster(Swin(variant=variant, feature_size=12, merging=merging), 24, 4, 32).model

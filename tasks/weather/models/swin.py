@@ -90,7 +90,7 @@ REFERENCE = tuple(
     tuple(slice(start, None, 2) for start in starts)
     for starts in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 1, 0), (0, 0, 1), (1, 1, 1))
 )
-"""The reference's eight neighbours: two are there twice, two are not. MONAI had them so up to 1.5."""
+"""The reference's eight neighbours: two are there twice, two are not. MONAI had them so before 1.5."""
 
 
 class Merging(nn.Module):
@@ -111,12 +111,12 @@ class Merging(nn.Module):
 
 def halve(config: Swin) -> Any:
     """Return MONAI's merging layers that halve all three dimensions and double the channels."""
-    from monai.networks.nets.swin_unetr import PatchMergingV2
+    from monai.networks.nets.swin_unetr import PatchMerging, PatchMergingV2
 
     def as_the_reference(dim: int, **_: Any) -> nn.Module:
         return Merging(dim, 2 * dim, REFERENCE)
 
-    return PatchMergingV2 if config.merging == "mergingv2" else as_the_reference
+    return {"mergingv2": PatchMergingV2, "merging": as_the_reference, "merging_1_5": PatchMerging}[config.merging]
 
 
 def shares(ratio: int, layers: int) -> list[int]:

@@ -103,9 +103,9 @@ def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
         # `raw` is this call's own: floats need no copy.
         values = np.asarray(raw if plain else raw * factor + added, np.float32)
         missing = [np.ravel(attributes[name])[0] for name in ("_FillValue", "missing_value") if name in attributes]
-        if raw.dtype.kind == "f":  # an attribute may have more digits than the numbers
+        if raw.dtype.kind == "f":  # an attribute may have more digits than the numbers, or fewer
             missing += [NOT_WRITTEN] * ("_NCProperties" in data.file.attrs)
-            missing = [raw.dtype.type(value) for value in missing]
+            missing, raw = [np.float32(value) for value in missing], np.asarray(raw, np.float32)
         for value in missing:
             values[raw == value] = np.nan
         return values

@@ -1,6 +1,6 @@
 """Layouts of composites, each made from its own definition: what is read is what was written."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import h5py
 import numpy as np
@@ -52,6 +52,32 @@ def test_reflectivity_becomes_a_rate(tmp_path, relation):
     expected[raw == 199], expected[raw == 0] = MISSING, UNDETECTED
     np.testing.assert_allclose(rate, expected, rtol=1e-5)
     assert found.quantity == "reflectivity" and marshall_palmer(23.0103) == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("digits", ["f4", "f8"])
+@pytest.mark.parametrize("kind", ["f4", "f8"])
+def test_what_was_not_measured_is_known_by_the_digits_of_a_float32(tmp_path, kind, digits):
+    raw, what = RAW.astype(kind), np.dtype(digits).type
+    raw[0, :2] = -9.999e33, -0.1
+    found = describe(odim(tmp_path / "a.h5", raw, "RATE", data={"nodata": what(-9.999e33), "undetect": what(-0.1)}))
+    expected = capped(RAW)
+    expected[0, :2] = MISSING, UNDETECTED
+    assert np.array_equal(found.read(), expected)
+
+
+@pytest.mark.parametrize(
+    ("written", "clock"),
+    [("1215", "12:15"), ("121500", "12:15"), ("0005", "00:05"), ("2400", ""), ("12150", ""), ("", "")],
+)
+def test_times_of_odim_may_lack_their_seconds_and_nothing_else(tmp_path, written, clock):
+    path = odim(tmp_path / "a.h5", RAW.astype(float), "RATE")
+    with h5py.File(path, "r+") as file:
+        file["what"].attrs["time"] = np.bytes_(written)
+    if clock:
+        assert describe(path).time == datetime.fromisoformat(f"{TIME:%Y-%m-%d} {clock}")
+    else:
+        with pytest.raises(UserError, match="not a readable composite"):
+            describe(path)
 
 
 def test_an_accumulation_becomes_a_rate_by_its_minutes(tmp_path):

@@ -145,11 +145,13 @@ def _rates(raw: Array, field: Field) -> Array:
             a, b = field.relation or MARSHALL_PALMER
             value = (10 ** (value / 10) / a) ** (1 / b)
         rate: Array = value.astype(np.float32)
-    unknown = ~np.isfinite(rate)
-    np.minimum(rate, np.float32(HIGHEST_RATE), out=rate)
-    rate[unknown] = MISSING
-    for number, sentinel in field.sentinels:
-        rate[raw == number] = sentinel
+        unknown = ~np.isfinite(rate)
+        np.minimum(rate, np.float32(HIGHEST_RATE), out=rate)
+        rate[unknown] = MISSING
+        if raw.dtype.kind == "f":  # an attribute may have more digits than the numbers, or fewer
+            raw = raw.astype(np.float32, copy=False)
+        for number, sentinel in field.sentinels:
+            rate[raw == number] = sentinel
     return rate
 
 
@@ -473,7 +475,7 @@ def _fmi(path: Path, picture: Picture, shape: tuple[int, int]) -> tuple[datetime
     except (KeyError, ValueError) as error:
         raise UserError(f"{path}: its projection is not FMI's stereographic one ({error}); remove it") from error
     corner = None if lower is None else (lower[0], lower[1] + down * shape[0])
-    return datetime.strptime(comments["obstime"], "%Y%m%d%H%M"), Grid(shape, across, projection, corner)
+    return _of_digits(comments["obstime"], "%Y%m%d%H%M"), Grid(shape, across, projection, corner)
 
 
 @contextmanager
@@ -509,8 +511,17 @@ def _check_square(path: Path, across: float, down: float, shape: tuple[int, int]
 
 
 def _moment(date: Any, time: Any) -> datetime:
-    """Return a moment of ODIM's date and time."""
-    return datetime.strptime(_text(date) + _text(time), "%Y%m%d%H%M%S")
+    """Return a moment of ODIM's date and time; seconds that lack are 0."""
+    clock = _text(time)
+    return _of_digits(_text(date) + clock + "00" * (len(clock) == 4), "%Y%m%d%H%M%S")
+
+
+def _of_digits(digits: str, form: str) -> datetime:
+    """Return a moment that is written in this form and in no shorter one, which `strptime` reads otherwise."""
+    moment = datetime.strptime(digits, form)
+    if moment.strftime(form) != digits:
+        raise ValueError(f"time {digits!r} is not written as {form}")
+    return moment
 
 
 def _number(value: Any) -> float:
