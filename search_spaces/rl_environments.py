@@ -9,7 +9,6 @@ SPACE = Space(
     domains={
         "environment": tune.grid_search(["HalfCheetah", "Hopper", "Walker2d"]),
         "prune": tune.grid_search(["snip", "grasp"]),
-        "prune.sparsity": tune.grid_search([0.95]),
         "seed": tune.grid_search([0, 1, 2, 3, 4]),
         "view.policy": tune.grid_search(["bcq", "bc"]),  # one training plays as both: BC is BCQ's own VAE
     },

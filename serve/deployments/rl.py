@@ -17,6 +17,7 @@ from retable.serve.deployments.episodes import Stage, weight
 from retable.serve.deployments.served import Served, raised, together
 from retable.serve.ingress.limits import LIMITS, Limits
 from retable.serve.ingress.replies import Problem, Reply, json_reply, returns_problems, wrong
+from retable.tasks.rl.answer import ROWS
 from retable.tasks.rl.config import View
 from retable.tasks.rl.export import Exported
 
@@ -24,8 +25,6 @@ Rows = Float32[np.ndarray, "rows width"]
 
 BATCH, WAIT = 64, 0.002
 """Requests of one batch, and the seconds that the first of them waits for others."""
-ROWS = 256
-"""Observations that go through the networks together: with a hundred candidates each, some 20 MB."""
 _SEEDS, _LARGEST = 2**63, float(np.finfo(np.float32).max)
 """Seeds are below the one, numbers of observations not beyond the other."""
 

@@ -147,6 +147,8 @@ def search(
 
     if as_json and aloud:
         raise UserError("--json and --play are mutually exclusive; leave one out")
+    if both := {*(good or ())} & {*(bad or ())}:
+        raise UserError(f"--good {min(both)} --bad {min(both)}: a hit is good or bad; leave one out")
     marks = [(number, True) for number in good or ()] + [(number, False) for number in bad or ()]
     words = words if any(map(str.isalnum, words)) else ""  # punctuation is not heard
     if marks and not words:
@@ -479,7 +481,9 @@ def submit(
     storage: Where = "results",
     device: Device = "",
 ) -> None:
-    """Write the ten best recordings of each caption in the challenge's form, and name those that cannot be decoded.
+    """Write the ten best recordings of each caption in the challenge's form.
+
+    Recordings that cannot be decoded are named and left out; of others, such as silent ones, a note says what is odd.
 
     Example: `retable audio submit passt-scenes --captions retrieval_captions.csv --audio retrieval_audio`
     """

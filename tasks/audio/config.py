@@ -180,7 +180,8 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self, "projection", "batch", "epochs")
-        check(self, "segment", "clip_seconds", "temperature", "learning_rate", least=0, above=True)
+        check(self, "segment", "clip_seconds", least=SHORTEST)
+        check(self, "temperature", "learning_rate", least=0, above=True)
         check(self, "chunk", "steps", "patience", "warmup", "frequency_mask", "time_mask", least=0)
         check(self, "final_learning_rate", "seed", least=0)
         _check_share(self, "augmentation")

@@ -18,7 +18,7 @@ from retable.tasks.rl.export import Exported
 
 SUFFIXES = (".npy",)
 ROWS = 256
-"""Observations that go through the networks together."""
+"""Observations that go through the networks together, as on a server: with a hundred candidates each, some 20 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,7 @@ class Config:
     what it writes with `--mix`."""
     states: Literal["standardized", "raw"] = "standardized"
     """What all networks see: states less their mean, divided by their standard deviation + 1e-3, both of the training
-    data; or states as they are. The paper does not say; `states.py` says why it matters."""
+    data; or states as they are. The paper does not say; `play/states.py` says why it matters."""
     algorithm: Bcq | Bc = field(default_factory=Bcq)
     prune: Dense | Snip | Grasp | Random | Magnitude | Erk | SmallDense = field(default_factory=Dense)
     actor: tuple[int, int] = (400, 300)

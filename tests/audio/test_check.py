@@ -1,6 +1,7 @@
 """Every planted defect is named, and nothing that is fine."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,6 +87,10 @@ def test_a_data_set_is_checked_against_its_own_description(storage, kept):
     assert check(folder) == []
     info = write_dataset(folder, "set", "own", kept, items)
     assert check(folder) == [f"{folder}: 1.wav: the same sound as 0.wav"]
+    silent = [*items[1:], (replace(items[0][0], recording=4, split="test"), lambda: np.zeros(9600, np.float32))]
+    write_dataset(folder, "set", "own", kept, silent)
+    assert check(folder) == [f"{folder}: 0.wav: silent; make or import it again"]
+    write_dataset(folder, "set", "own", kept, items)
     folder.remove("audio/test-00000.parquet")
     found = check(folder)
     assert len(found) == 2

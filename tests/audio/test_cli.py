@@ -129,6 +129,7 @@ def test_hits_are_marked_and_written_as_pairs(audio):
     assert lines[-1] == "good: Rain &amp; wind, 1.wav"  # of the words before, as nothing was asked for since
     marked = audio("search", "loud", "--good", "1", "--bad", "2").output.splitlines()
     assert marked[-1] == "2 marked; to fine-tune on them: retable audio pairs index FILE.csv"
+    assert "--good 1 --bad 1: a hit is good or bad" in refused(audio("search", "loud", "--good", "1", "--bad", "1"))
     assert "hit 7: the last query has 2" in refused(audio("search", "loud", "--good", "1", "--good", "7"))
     for words in ((), ("...",)):
         assert "a hit is marked for words" in refused(

@@ -134,7 +134,14 @@ def test_patience_needs_validation_recordings_that_are_not_trained_on():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"final_learning_rate": -1.0}, {"seed": -1}, {"text.dropout": 2.0}, {"text": "untrained", "text.dropout": -0.1}],
+    [
+        {"final_learning_rate": -1.0},
+        {"seed": -1},
+        {"audio": "mean_mel", "segment": 0.001},
+        {"clip_seconds": 0.05},
+        {"text.dropout": 2.0},
+        {"text": "untrained", "text.dropout": -0.1},
+    ],
 )
 def test_numbers_that_no_training_can_use_are_refused(changes):
     name = list(changes)[-1].removeprefix("text.")

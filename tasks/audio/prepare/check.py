@@ -168,7 +168,7 @@ def _shard_defects(
                 yield str(error)
             broken.add(str(error))
             continue
-        if features == "waveform" and not stored.any():
+        if not stored.any() if features == "waveform" else (stored == stored[0]).all():
             yield f"{folder}: {each.file}: silent; {AGAIN}"
         other = first.setdefault(hashlib.sha256(stored.tobytes()).hexdigest(), each)
         if other is not each and not each.leak and not other.leak:

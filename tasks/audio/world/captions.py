@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from retable.tasks.audio.rewrite import rewriter
 from retable.tasks.audio.world.scenes import OPPOSITE, Claim, Event, Scene, Statement, relation
 
 
@@ -270,12 +271,8 @@ WAVCAPS = Habits(0.8, 0.4, 0.85, 0.95, wrong=0.06, typo=0.1)
 
 def third_person(verb: str) -> str:
     """Inflect a verb's first word: bark, barks; crash on the shore, crashes on the shore."""
-    first, _, rest = verb.partition(" ")
-    if first.endswith("y") and first[-2] not in "aeiou":
-        first = first[:-1] + "ies"
-    else:
-        first += "es" if first.endswith(("s", "sh", "ch", "x", "z", "o")) else "s"
-    return f"{first} {rest}".rstrip()
+    first, blank, rest = verb.partition(" ")
+    return rewriter.third_person(first) + blank + rest
 
 
 def participle(verb: str) -> str:
@@ -292,6 +289,11 @@ def is_plural(subject: str) -> bool:
     """Whether a subject of the lexicon takes a plural verb."""
     bare = not subject.startswith(("a ", "an ", "the "))
     return subject in PLURAL or (bare and subject.endswith("s") and not subject.endswith("ss"))
+
+
+def clause(subject: str, verb: str) -> str:
+    """Return a subject of the lexicon with its verb: a dog, bark: a dog barks."""
+    return f"{subject} {verb if is_plural(subject) else third_person(verb)}"
 
 
 def state(scene: Scene, habits: Habits, rng: np.random.Generator) -> Statement:

@@ -14,7 +14,6 @@ that differ in the last digit may part later on.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from retable.tasks.rl.model import BC_CLIP, BCQ_CLIP
+from retable.tasks.rl.sparse.training import use_up_the_warning_of_csr
 
 SPARSE_BELOW = 0.2
 """Share of non-zero weights below which a layer is kept in CSR: the largest at which that is no slower than dense for a
@@ -96,12 +96,10 @@ def condense(layers: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tens
 
 def csr(weight: Float[Tensor, "outputs inputs"]) -> Tensor:
     """Turn a matrix into CSR with 32-bit indices, which MKL takes as they are (it would copy 64-bit ones)."""
-    with warnings.catch_warnings():
-        # PyTorch says once that CSR is in beta; what is used of it here, the tests hold against dense products.
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
-        wide = weight.to_sparse_csr()
-        rows, columns = wide.crow_indices().int(), wide.col_indices().int()
-        return torch.sparse_csr_tensor(rows, columns, wide.values(), weight.shape, check_invariants=True)
+    use_up_the_warning_of_csr()
+    wide = weight.to_sparse_csr()
+    rows, columns = wide.crow_indices().int(), wide.col_indices().int()
+    return torch.sparse_csr_tensor(rows, columns, wide.values(), weight.shape, check_invariants=True)
 
 
 def network(weights: Mapping[str, Tensor], names: Sequence[str]) -> list[Layer]:

@@ -91,7 +91,7 @@ class Pattern:
         self, left: Float[Tensor, "outputs batch"], right: Float[Tensor, "inputs batch"]
     ) -> Float[Tensor, " kept"]:
         """Return the entries of `left @ right.T` that are in the pattern."""
-        _use_up_the_warning_of_csr()
+        use_up_the_warning_of_csr()
         zeros = left.new_zeros(len(self.columns))
         pattern = torch.sparse_csr_tensor(self.starts, self.columns, zeros, self.shape, check_invariants=False)
         dots: Tensor = torch.sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values()
@@ -102,7 +102,7 @@ class Pattern:
 
 
 @functools.cache
-def _use_up_the_warning_of_csr() -> None:
+def use_up_the_warning_of_csr() -> None:
     """Trigger and drop PyTorch's warning, once in a process, that CSR is in beta: tests cover what is used of it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)

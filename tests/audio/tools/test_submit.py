@@ -38,7 +38,7 @@ def given(tmp_path):
     audio.mkdir()
     for n in range(1, 13):
         kind, rate = ("flac", 32000) if n % 2 else ("wav", 32000)
-        sound = np.full((800 * n, 2), n / 12, np.float32)
+        sound = np.full((3200 * n, 2), n / 12.1, np.float32)
         soundfile.write(audio / f"{n:02d}, &amp;.{kind}", sound, rate, subtype="PCM_16")
     (audio / "notes.txt").write_text("no sound")
     (audio / "folder.wav.d").mkdir()
@@ -66,7 +66,7 @@ def test_several_models_rank_by_the_mean_of_their_cosines(given):
     captions, audio, out = given
     models = [Listener(), Listener(0.7)]
     wanted, files = submission.read_captions(captions), submission.audio_files(audio)
-    single = [submission.mean_cosines([model], wanted, files, lambda done, total: None, {}) for model in models]
+    single = [submission.mean_cosines([model], wanted, files, lambda done, total: None, {}, {}) for model in models]
     submission.submit(models, captions, audio, out)
     for row, (_, names) in zip((single[0] + single[1]) / 2, read(out), strict=True):
         cosines = [row[[file.name for file in files].index(name)] for name in names]
@@ -101,6 +101,15 @@ def test_broken_recordings_are_named_and_the_rest_is_ranked(given):
     assert len(said) == 3 and all(line.startswith(f"left out: {audio}/") for line in said)
     assert "00.wav: mislabelled, it is text" in said[0] and "14.wav: a pipe" in said[2]
     assert read(out) == whole
+
+
+def test_odd_recordings_are_noted_and_ranked(given):
+    captions, audio, out = given
+    soundfile.write(audio / "00.wav", np.zeros(32000), 32000)
+    soundfile.write(audio / "13.wav", np.full(32, 0.1), 32000)
+    said = submission.submit([Listener(), Listener()], captions, audio, out)
+    wanted = [f"note: {audio}/00.wav: silent", f"note: {audio}/13.wav: too short (0.001 s, 0.1 s are needed)"]
+    assert said == wanted and read(out)[0][1][:2] == ("13.wav", *best([1]))
 
 
 def test_fewer_than_ten_whole_recordings_are_one_line(given):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
 from retable.platform.store.run import sha256
 from retable.platform.store.weights import check, read_bytes, read_tensors
 from retable.tasks.audio.encoders.cnn14 import BAND, BANDS, slaney_bank
@@ -231,7 +231,7 @@ def _made(said: Mapping[str, Any], tensors: Mapping[str, Tensor], text: str, dig
     try:
         architecture = ClapConfig.from_dict(dict(said))
     except Exception as error:  # each field's check raises its own
-        raise ValueError(f"no config of such a network ({str(error).strip().splitlines()[0]})") from error
+        raise ValueError(f"no config of such a network ({words(error)})") from error
     if architecture.audio_config.enable_fusion:  # type: ignore[union-attr]
         raise ValueError("a network with fusion is not here")
     tokenizer = _tokenizer(text, name)

@@ -19,7 +19,7 @@ import numpy as np
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.collect.files import decode, is_sound
+from retable.tasks.audio.collect.files import Remarks, decode, is_sound
 from retable.tasks.audio.collect.text import read_text
 from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.predict import embed_audio, embed_text
@@ -95,9 +95,9 @@ def submit(
     out: Path,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
-    """Write the ten best recordings of each caption as a submission; return a line for each recording left out.
+    """Write the ten best recordings of each caption as a submission; return what is wrong or odd about recordings.
 
-    Left out are those that cannot be decoded.
+    Left out are those that cannot be decoded. Silent, truncated and very short ones are noted and stay.
 
     Args:
         models: in evaluation mode; of several, the mean of their cosines ranks (as `combine.mean_similarity`).
@@ -112,7 +112,8 @@ def submit(
     """
     wanted, files = read_captions(captions), audio_files(audio)
     broken: dict[Path, str] = {}
-    similarity = mean_cosines(models, wanted, files, show, broken)
+    odd: dict[Path, str] = {}
+    similarity = mean_cosines(models, wanted, files, show, broken, odd)
     whole = [column for column, file in enumerate(files) if file not in broken]
     if len(whole) < RANKS:
         raise UserError(
@@ -122,7 +123,8 @@ def submit(
         raise UserError("similarities are not finite; the training of a model has diverged: name an earlier run")
     names = [files[column].name for column in whole]
     write(out, ranked(similarity[:, whole], wanted, names))
-    return [f"left out: {line}" for line in broken.values()]
+    notes = [f"note: {file}: {line}" for file, line in odd.items()]
+    return [f"left out: {line}" for line in broken.values()] + notes
 
 
 def audio_files(folder: Path) -> list[Path]:
@@ -145,15 +147,17 @@ def mean_cosines(
     files: Sequence[Path],
     show: Callable[[int, int], None],
     broken: dict[Path, str],
+    odd: dict[Path, str],
 ) -> Array:
     """Return the cosines of captions and recordings, the mean over models: float64 (captions, files).
 
-    Files that cannot be decoded go into `broken`, with the reason; their columns mean nothing.
+    Files that cannot be decoded go into `broken`, with the reason; their columns mean nothing. What is odd about others
+    goes into `odd`.
     """
     total = len(models) * len(files)
     cosines = [
         embed_text(model, captions)
-        @ embed_audio(model, heard(files, n * len(files), total, show, broken)).T.astype(np.float64)
+        @ embed_audio(model, heard(files, n * len(files), total, show, broken, odd)).T.astype(np.float64)
         for n, model in enumerate(models)
     ]
     mean: Array = np.mean(cosines, axis=0)
@@ -161,12 +165,20 @@ def mean_cosines(
 
 
 def heard(
-    files: Sequence[Path], before: int, total: int, show: Callable[[int, int], None], broken: dict[Path, str]
+    files: Sequence[Path],
+    before: int,
+    total: int,
+    show: Callable[[int, int], None],
+    broken: dict[Path, str],
+    odd: dict[Path, str],
 ) -> Iterator[Array]:
     """Yield the waveform of each file, one after another; of one that cannot be decoded, a second of silence."""
     for number, file in enumerate(files, 1):
+        remarks = Remarks()
         try:
-            yield decode(file)
+            yield decode(file, remarks=remarks)
+            if lines := remarks.lines():
+                odd[file] = "; ".join(lines)
         except UserError as error:
             broken[file] = str(error)
             yield np.zeros(SAMPLE_RATE, np.float32)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from retable.platform.errors import UserError
+from retable.platform.errors import UserError, words
 from retable.platform.train.worker import best_device
 from retable.tasks.audio.collect.files import Remarks, stream
 from retable.tasks.audio.config import SAMPLE_RATE, SHORTEST
@@ -190,4 +190,4 @@ def placed(make: Callable[[], Network], device: str, source: str) -> Network:
     try:
         return make().eval().to(where)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"{source} on {where}: {str(error).strip().splitlines()[0]}") from error
+        raise UserError(f"{source} on {where}: {words(error)}") from error

@@ -28,14 +28,14 @@ from retable.tasks.audio.tools.compose import CLASSES, clips, listed
 from retable.tasks.audio.tools.embed.embedder import Embedder, embed_file
 from retable.tasks.audio.tools.embed.lexicon import WORD, Anchors, table
 from retable.tasks.audio.tools.search.classes import FOLD
-from retable.tasks.audio.world.captions import LEXICON, Words, is_plural, third_person
+from retable.tasks.audio.world.captions import LEXICON, Words, clause
 
 Vectors = Float32[np.ndarray, "rows dimension"]
 
 
 def sentences(words: Words) -> list[str]:
     """Return every subject of a class with every verb."""
-    return [f"{s} {v if is_plural(s) else third_person(v)}" for s in words.subjects for v in words.verbs]
+    return [clause(subject, verb) for subject in words.subjects for verb in words.verbs]
 
 
 GENERATOR = frozenset(

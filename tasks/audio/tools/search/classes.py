@@ -20,7 +20,7 @@ from retable.tasks.audio.config import SPLITS, Config, trained_on
 from retable.tasks.audio.metrics import average_precision, check_finite, tie_groups
 from retable.tasks.audio.tools.compose import Clip, clips
 from retable.tasks.audio.tools.embed.embedder import Embedder, embed_file
-from retable.tasks.audio.world.captions import LEXICON, is_plural, third_person
+from retable.tasks.audio.world.captions import LEXICON, clause
 
 FOLD = 5
 """Of ESC's folds the one that data sets of composed scenes hold out, unless they are told otherwise."""
@@ -33,8 +33,7 @@ SAMPLES = 1000
 def sentences(sound: str) -> list[str]:
     """Return sentences for a class of the lexicon, a key of `captions.LEXICON`: its k-th subject with its k-th verb."""
     words = LEXICON[sound]
-    pairs = list(zip(words.subjects, words.verbs, strict=False))[:WORDINGS]
-    return [f"{subject} {verb if is_plural(subject) else third_person(verb)}" for subject, verb in pairs]
+    return list(map(clause, words.subjects, words.verbs))[:WORDINGS]
 
 
 def class_map(

@@ -352,7 +352,7 @@ def query_vector(
     """
     said = any(letter.isalnum() for letter in words)  # punctuation is not heard
     if not said and like is None:
-        raise UserError("nothing to search for; give words, or a recording with --like")
+        raise UserError("nothing to search for; give words, or a recording: `retable audio search --like FILE`")
     parts = []
     if like is not None:
         from retable.tasks.audio.tools.embed.embedder import embed_file
