@@ -7,7 +7,6 @@ login is needed).
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import math
@@ -23,6 +22,7 @@ import requests
 
 from retable.platform.console import consent, print_lines, progress_bar
 from retable.platform.errors import UserError, disk_errors, nearest, one_line
+from retable.platform.store.run import file_digest
 from retable.platform.store.storage import Storage
 from retable.platform.text import seconds_of, size
 
@@ -358,8 +358,7 @@ def check(path: Path, file: Remote, url: str) -> None:
     if file.bytes and path.stat().st_size != file.bytes:
         said = f"{path.stat().st_size:,} bytes, published are {file.bytes:,}"
     elif kind:
-        with path.open("rb") as content:
-            found = hashlib.file_digest(content, kind).hexdigest()
+        found = file_digest(path, kind)
         said = f"its {kind} is {found}, published is {wanted}" if found != wanted else ""
     if said:
         path.unlink()

@@ -28,6 +28,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,12 @@ SHARDS = "shards.json"
 def sha256(data: bytes) -> str:
     """Return the SHA-256 of some bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def file_digest(path: Path, kind: str = "sha256") -> str:
+    """Return a digest of a file, in hexadecimal; `kind` is `hashlib`'s name of it."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, kind).hexdigest()
 
 
 @dataclass(frozen=True)

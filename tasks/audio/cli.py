@@ -137,9 +137,9 @@ def search(
 
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
+    from retable.platform.store.run import file_digest
     from retable.tasks.audio.tools.search.hits import lines, to_json, told, write_page
     from retable.tasks.audio.tools.search.marks import mark, numbered
-    from retable.tasks.audio.tools.search.places import digest
     from retable.tasks.audio.tools.search.play import play
     from retable.tasks.audio.tools.search.search import Where as Among
     from retable.tasks.audio.tools.search.search import check_model, open_index, open_words, p_value, query_vector
@@ -157,7 +157,7 @@ def search(
     embedder = open_words(model or opened.info["source"], Storage.open(storage), device, whole=like is not None)
     check_model(opened.info, embedder, place)
     query = query_vector(embedder, words, like, opened.refit, avoid)
-    itself = digest(like) if like is not None and not words else ""
+    itself = file_digest(like) if like is not None and not words else ""
     hits = find(opened, query, top, Among(min_seconds, under, name), itself)
     alone = like is None and not avoid
     p = p_value(opened, hits, embedder) if alone else None

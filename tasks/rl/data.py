@@ -21,6 +21,7 @@ from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source, check_new, data_folder
 from retable.platform.store.lease import one_maker
+from retable.platform.store.run import file_digest
 from retable.platform.store.storage import Storage
 from retable.platform.train import seeds
 from retable.platform.train.worker import share
@@ -38,7 +39,6 @@ from retable.tasks.rl.recordings.d4rl import (
     opened,
     origin,
     read_d4rl,
-    sha256,
 )
 from retable.tasks.rl.recordings.d4rl import read as read_file
 from retable.tasks.rl.recordings.episodes import COLUMNS, Recording, Rows, find_ends
@@ -266,7 +266,7 @@ def inspect(
         defects = [*reading.defects, *end_defects(source, reading)]
     except UserError as error:
         return [str(error)], []
-    impostors = impostor(source, sha256(source))
+    impostors = impostor(source, file_digest(source))
     return [*defects, *([f"{impostors}; download it again"] if impostors else [])], reading.remarks
 
 

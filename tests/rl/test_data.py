@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retable.platform.errors import UserError
+from retable.platform.store.run import file_digest
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
 from retable.tasks.rl.cli import check
 from retable.tasks.rl.metrics import D4RL
-from retable.tasks.rl.recordings.d4rl import published_as, sha256
+from retable.tasks.rl.recordings.d4rl import published_as
 from tests.rl.d4rl_files import MIXED, Episodes, assert_columns, make_arrays, oracle, write
 
 
@@ -90,11 +91,11 @@ def test_only_a_published_file_becomes_d4rl(tmp_path: Path, storage: Storage, mo
     assert "download it again" in data.check(path)[0]
     (published,) = [file for file in D4RL["files"].values() if file["url"].endswith("/" + path.name)]
     assert published_as(path) == "not one of D4RL's files"
-    monkeypatch.setitem(D4RL["files"], sha256(path), published)
+    monkeypatch.setitem(D4RL["files"], file_digest(path), published)
     assert published_as(path) == "D4RL's Hopper expert-v2"
     info = data.convert(path, storage)
     assert (info["source"], info["environment"], info["name"]) == ("d4rl", "Hopper", "d4rl-expert-v2")
-    assert info["files"] == {path.name: sha256(path)} and info["generated"] is False
+    assert info["files"] == {path.name: file_digest(path)} and info["generated"] is False
     assert data.check(path) == data.check(data.folder(storage, "Hopper", "d4rl-expert-v2")) == []
     for wrong in ({"environment": "Walker2d"}, {"name": "d4rl-medium-v2"}):
         with pytest.raises(UserError, match="this is D4RL's"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -18,6 +17,7 @@ import numpy as np
 from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.platform.store.hdf5 import plain_numbers
+from retable.platform.store.run import file_digest
 from retable.platform.text import plural
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes
@@ -305,12 +305,6 @@ def read_d4rl(path: Path, space: Spaces | None = None, skip: Collection[int] = (
     return recording
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def published() -> dict[str, Published]:
     """Return D4RL's files by name, such as `hopper-expert-v2`, as they can be downloaded; version 2 comes first."""
     from retable.platform.store.download import Published, Remote
@@ -332,7 +326,7 @@ def fetched_as(about: Mapping[str, Any]) -> str:
 
 def published_as(path: Path) -> str:
     """Return which of D4RL's published files a file is, by its SHA-256, or which other set its name belongs to."""
-    if entry := D4RL["files"].get(sha256(path)):
+    if entry := D4RL["files"].get(file_digest(path)):
         return f"D4RL's {entry['environment']} {entry['name'].removeprefix('d4rl-')}"
     other = _other(path)
     return f"by its name D4RL's {other}: not one that can be played here" if other else "not one of D4RL's files"
@@ -344,7 +338,7 @@ def _other(path: Path) -> str | None:
 
 def named_environment(path: Path) -> tuple[str | None, str]:
     """Return the environment and its version that a file is of, by its contents or its name; None, `unknown`."""
-    if published := D4RL["files"].get(sha256(path)):
+    if published := D4RL["files"].get(file_digest(path)):
         return published["environment"], "v2"
     about = origin(path)
     names = {file["url"].rsplit("/", 1)[1]: file["environment"] for file in D4RL["files"].values()}
@@ -380,7 +374,7 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
         UserError: where the environment or name is missing, reserved or contradicted.
 
     """
-    checksum = sha256(source)
+    checksum = file_digest(source)
     files = {source.name: checksum}
     if published := D4RL["files"].get(checksum):
         for given, right in ((environment, published["environment"]), (name, published["name"])):

@@ -15,12 +15,13 @@ import numpy as np
 
 from retable.platform.errors import UserError, nearest
 from retable.platform.spec.arrays import Array
+from retable.platform.store.run import file_digest
 from retable.platform.store.storage import Storage
 from retable.tasks.rl.config import View
 from retable.tasks.rl.data import folder, store
 from retable.tasks.rl.play.evaluate import make, scale
 from retable.tasks.rl.recordings import expert
-from retable.tasks.rl.recordings.d4rl import read_d4rl, sha256
+from retable.tasks.rl.recordings.d4rl import read_d4rl
 
 SIMULATOR = "v5"
 ALGORITHM = {"expert": "committed policy with Gaussian action noise", "random": "uniform actions"}
@@ -130,7 +131,7 @@ def record(
             "source": "recorded",
             "name": name,
             "generated": True,
-            "files": {path.name: sha256(path)},
+            "files": {path.name: file_digest(path)},
             "versions": {name: importlib.metadata.version(name) for name in ("gymnasium", "mujoco")},
         }
         made = read_d4rl(path)
@@ -203,7 +204,7 @@ def _policy(
             actions = np.where(by_chance, random.uniform(-1, 1, (lanes, size)), actions)
         return actions
 
-    trained = {"sha256": sha256(file), "trained": dict(origin)}
+    trained = {"sha256": file_digest(file), "trained": dict(origin)}
     return act, {"policy": "expert", "noise": behaviour.noise, **trained}
 
 

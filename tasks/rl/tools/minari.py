@@ -24,6 +24,7 @@ from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import check_new
 from retable.platform.store.hdf5 import plain_entry
 from retable.platform.store.lease import one_maker
+from retable.platform.store.run import file_digest
 from retable.platform.store.storage import Storage
 from retable.tasks.rl.data import folder, notes_of, simulator, store
 from retable.tasks.rl.metrics import is_reference
@@ -36,7 +37,6 @@ from retable.tasks.rl.recordings.d4rl import (
     odd_ends,
     opened,
     scaled,
-    sha256,
 )
 from retable.tasks.rl.recordings.episodes import Recording, Rows, find_ends, record_of
 
@@ -93,7 +93,7 @@ def import_minari(
         check_new(target, replace)
         space = spaces(simulator(info["environment"], info))
         made = read_minari(source, about, space, skip, mending)
-        files = {Path(FILE).name: sha256(source / FILE)}
+        files = {Path(FILE).name: file_digest(source / FILE)}
         return store(made.columns, made.returns, target, {**info, "files": files, **notes_of(made, skip)})
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from retable.platform.errors import UserError
+from retable.platform.store.run import file_digest
 from retable.tasks.audio.tools.search import index as indexing
 from retable.tasks.audio.tools.search.index import add, update
-from retable.tasks.audio.tools.search.places import digest, identify, scan
+from retable.tasks.audio.tools.search.places import identify, scan
 from retable.tasks.audio.tools.search.search import open_index, query_vector, refresh
 from retable.tasks.audio.tools.search.search import search as find
 from tests.audio.tools.test_index import Toy, folder, record, tone  # noqa: F401
@@ -44,7 +45,9 @@ def test_contents_are_hashes_and_known_files_are_not_read_again(folder, monkeypa
     found, failures = identify(folder, files, [])
     assert failures == []
     assert [f.content for f in found] == [hashlib.sha256((folder / f.path).read_bytes()).hexdigest() for f in files]
-    monkeypatch.setattr("retable.tasks.audio.tools.search.places.digest", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr(
+        "retable.tasks.audio.tools.search.places.file_digest", lambda path: pytest.fail(f"{path} was read")
+    )
     assert identify(folder, files, found) == (found, [])
 
 
@@ -81,7 +84,9 @@ def test_a_folder_that_moved_is_heard_no_second_time(folder, out, tmp_path, monk
     before = hits(out)
     moved = folder.rename(tmp_path / "elsewhere")
     with monkeypatch.context() as patch:
-        patch.setattr("retable.tasks.audio.tools.search.places.digest", lambda path: pytest.fail(f"{path} was read"))
+        patch.setattr(
+            "retable.tasks.audio.tools.search.places.file_digest", lambda path: pytest.fail(f"{path} was read")
+        )
         heard, made = heard_by(moved, out)
     assert (heard, made.added, made.found, made.removed) == (0, 0, 0, 0)
     assert hits(out) == before and open_index(out).folder == moved
@@ -232,7 +237,7 @@ def test_of_two_updates_at_once_one_is_refused_in_one_line(folder, tmp_path):  #
     ends = [process.communicate(timeout=120)[1].strip().split("\n")[-1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 1]
     assert any("UserError" in line and "writes it; try again when that is done" in line for line in ends)
-    assert len(hits(tmp_path / "out")) == 3 and digest(folder / "low.wav") in open_index(tmp_path / "out").paths
+    assert len(hits(tmp_path / "out")) == 3 and file_digest(folder / "low.wav") in open_index(tmp_path / "out").paths
 
 
 def test_lines_on_a_relative_folder_name_its_files(tmp_path, monkeypatch):

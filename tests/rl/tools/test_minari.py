@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retable.platform.errors import UserError
+from retable.platform.store.run import file_digest
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import data
 from retable.tasks.rl.metrics import D4RL
-from retable.tasks.rl.recordings.d4rl import sha256
 from retable.tasks.rl.recordings.prepare import describe
 from retable.tasks.rl.tools.minari import import_minari, inspect
 from tests.rl.d4rl_files import assert_columns
@@ -130,7 +130,7 @@ def test_provenance_says_minari_and_never_d4rl(tmp_path: Path) -> None:
     info = import_minari(source, storage)
     assert info["source"] == "minari" and info["simulator"] == "v5" and not info["generated"] and info["real"]
     assert info["minari"]["id"] == "D4RL/hopper/expert-v2" and info["minari"]["env_spec"]["id"] == "Hopper-v5"
-    assert info["files"] == {"main_data.hdf5": sha256(source / "data/main_data.hdf5")}
+    assert info["files"] == {"main_data.hdf5": file_digest(source / "data/main_data.hdf5")}
     said = describe(info)
     assert "Minari expert-v2" in said and "in v5" in said and "D4RL" not in said
     assert info["files"]["main_data.hdf5"] not in D4RL["files"]

@@ -42,6 +42,7 @@ from jaxtyping import Float32
 from retable.platform.console import Show
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.execute.streams import map_over
+from retable.platform.store.run import file_digest
 from retable.platform.store.storage import Storage
 from retable.platform.train.worker import threads
 from retable.tasks.audio.tools.embed.embedder import Embedder, Heard, embed_each, embed_file
@@ -49,7 +50,7 @@ from retable.tasks.audio.tools.embed.lexicon import digest_of
 from retable.tasks.audio.tools.embed.words import Words
 from retable.tasks.audio.tools.search import nearest, null, places
 from retable.tasks.audio.tools.search.opening import open_embedder
-from retable.tasks.audio.tools.search.places import File, digest, file_at, identify, scan
+from retable.tasks.audio.tools.search.places import File, file_at, identify, scan
 from retable.tasks.audio.tools.search.refitted import Refit
 from retable.tasks.audio.tools.search.search import (
     FORMAT,
@@ -238,7 +239,7 @@ def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, 
     if (now := refresh(index)).holds(name):
         return now
     with disk_errors(str(path)):
-        content = digest(path)
+        content = file_digest(path)
     heard = None if content in now.paths else embed_file(embedder, path, hop_of(now.info))
     with writing(index.out, patience):
         now = refresh(now)

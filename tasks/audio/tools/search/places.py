@@ -8,7 +8,6 @@ it. So a folder that was moved, mounted elsewhere or sorted anew is heard no sec
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from retable.platform.errors import UserError
+from retable.platform.store.run import file_digest
 from retable.tasks.audio.collect.files import SUFFIXES, irregular, is_sound
 
 SCHEMA = pa.schema([("path", pa.string()), ("bytes", pa.int64()), ("modified", pa.int64()), ("content", pa.string())])
@@ -112,18 +112,12 @@ def identify(folder: Path, files: Sequence[File], known: Iterable[File]) -> tupl
     found, failures = [], []
     for file in files:
         try:
-            content = contents.get(file) or digest(folder / file.path)
+            content = contents.get(file) or file_digest(folder / file.path)
         except OSError as error:
             failures.append(f"{folder / file.path}: {error.strerror}")
         else:
             found.append(replace(file, content=content))
     return found, failures
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def table(files: Sequence[File]) -> pa.Table:
