@@ -252,7 +252,7 @@ class Client:
         """Return the answer to a request; after a pause again, while that may help.
 
         Raises:
-            ServeError: where the server refuses.
+            ServeError: where the server refuses, or what answers is no `retable serve`.
             ConnectionError: where no server answers; at once after `timeout`, or if host or certificate are wrong.
         """
         parameters = {key: value for key, value in (query or {}).items() if value != ""}
@@ -281,13 +281,19 @@ class Client:
     def _json(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
     ) -> Any:
-        return json.loads(self.ask(method, path, query, body).body)
+        answer = self.ask(method, path, query, body)
+        try:
+            return json.loads(answer.body)
+        except ValueError as error:
+            raise ServeError(answer.status, f"no JSON; is {self.url} the address of `retable serve`?") from error
 
     def _file(self, path: str) -> bytes:
         """Return a file, in as many answers as it takes."""
         content = bytearray()
         while True:
             answer = self.ask("GET", path, headers={"Range": f"bytes={len(content)}-"})
+            if "content-range" not in answer.headers:  # a proxy may answer with the whole
+                return answer.body
             content += answer.body
             if len(content) >= int(answer.headers["content-range"].rpartition("/")[2]):
                 return bytes(content)

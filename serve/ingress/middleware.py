@@ -148,21 +148,24 @@ class BodyReader:
         long = Problem(413, f"the body is longer than {most} bytes", entries={"wanted": most})
         if int(request.headers.get("content-length", "0")) > most:
             raise long
-        body = bytearray()
+        body, size = bytearray(), 0
         try:
             async with self.in_time() as clock:
                 async for chunk in request.stream():
                     self.reading[clock] = self.reading.pop(clock, None)
                     clock.reschedule((clock.when() or 0.0) + len(chunk) / self.limits.body_rate)
                     body += chunk
+                    size += len(chunk)
                     self.in_flight_bytes += len(chunk)
-                    if len(body) > most:
+                    if size > most:
                         raise long
                     if self.in_flight_bytes > self.limits.held_bytes:
                         raise Problem(503, "too many large requests at once; try again in a moment", wait=2)
-            yield bytes(body)
+            content = bytes(body)
+            body.clear()  # held once, as it is counted
+            yield content
         finally:
-            self.in_flight_bytes -= len(body)
+            self.in_flight_bytes -= size
 
     @asynccontextmanager
     async def in_time(self) -> AsyncIterator[asyncio.Timeout]:

@@ -42,12 +42,13 @@ def run(wanted: Json, storage: str, address: Json, replicas: Sequence[str], conf
     if at.allowed and not token:
         errors.print(f"note: whoever reaches {at.allowed[0]} may ask, as there is no token", markup=False)
     where, chosen = Storage.open(storage), Wanted(**wanted)
-    least = read_replicas(replicas)
+    read_replicas(replicas, servable())  # before models are exported, which takes a while
     choosing = IsolatedCall(choose_models, chosen, where)
     from retable.serve import application
     from retable.serve.launch import server  # imports Ray Serve meanwhile
 
     models = choosing.result()
+    least = read_replicas(replicas, list(by_task(models)))
     print_lines(some(models, describe))
     if config:
         fixed = {name: {"num_replicas": number} for name, number in least.items()}
@@ -98,8 +99,8 @@ def _write_config(file: str, text: str) -> None:
     console.print(f"{file}: `serve deploy {file}` serves this, and serves it anew after a change", markup=False)
 
 
-def read_replicas(words: Sequence[str]) -> dict[str, int]:
-    """Return how many replicas are there at least, by deployment: `2` for each, `rl=2` for one.
+def read_replicas(words: Sequence[str], tasks: Sequence[str]) -> dict[str, int]:
+    """Return how many replicas of `tasks` and the ingress are there at least: `2` for each, `rl=2` for one.
 
     Raises:
         UserError: on anything else.
@@ -107,7 +108,7 @@ def read_replicas(words: Sequence[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for word in words:
         name, _, number = word.rpartition("=")
-        if not number.isdecimal() or int(number) < 1 or (name and name not in (*servable(), "ingress")):
-            raise UserError(f"--replicas {word}: wanted N, or TASK=N, of {', '.join(servable())}, ingress")
-        counts |= dict.fromkeys([name] if name else [*servable(), "ingress"], int(number))
+        if not number.isdecimal() or int(number) < 1 or (name and name not in (*tasks, "ingress")):
+            raise UserError(f"--replicas {word}: wanted N, or TASK=N, of {', '.join(tasks)}, ingress")
+        counts |= dict.fromkeys([name] if name else [*tasks, "ingress"], int(number))
     return counts

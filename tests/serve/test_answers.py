@@ -96,7 +96,7 @@ def test_it_is_part_of_the_application_and_of_the_command(task, storage, monkeyp
     assert set(built) == {NAME, "ingress"} and built[NAME].init_args == (storage, NAME)
     line = server.curl(model, address.Address("127.0.0.1", 8000))
     assert line.endswith(f"--data-binary @FILE.csv 'http://127.0.0.1:8000/v1/{NAME}/perceptron?file=FILE.csv'")
-    assert command.read_replicas([f"{NAME}=2"])[NAME] == 2
+    assert command.read_replicas([f"{NAME}=2"], choice.servable())[NAME] == 2
 
 
 def test_what_a_task_lacks_is_named(task):

@@ -179,10 +179,11 @@ def test_replicas_grow_into_the_cpus_that_are_left():
 
 
 def test_replicas_are_a_number_or_a_task_and_a_number():
-    assert command.read_replicas(["2", "rl=3"])["rl"] == 3 and command.read_replicas(["2"])["ingress"] == 2
-    for word in ("0", "rl", "rl=", "rll=2", "-1"):
-        with pytest.raises(UserError, match="wanted N, or TASK=N"):
-            command.read_replicas([word])
+    served = ("rl", "audio")
+    assert command.read_replicas(["2", "rl=3"], served) == {"rl": 3, "audio": 2, "ingress": 2}
+    for word in ("0", "rl", "rl=", "rll=2", "-1", "style=2"):
+        with pytest.raises(UserError, match=f"--replicas {word}: wanted N, or TASK=N, of rl, audio, ingress"):
+            command.read_replicas([word], served)
 
 
 def test_batches_fit_into_what_a_replica_has_at_once():

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+import tracemalloc
 from fnmatch import fnmatch
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 from retable.serve.deployments.served import Line
 from retable.serve.ingress import app
 from retable.serve.ingress.limits import Limits
+from retable.serve.ingress.middleware import BodyReader
 from retable.serve.ingress.replies import Problem, Reply
 from retable.serve.launch import address
 from retable.serve.launch.models import Model, config_of
@@ -68,6 +70,25 @@ def test_a_body_that_comes_too_slowly_is_given_up_and_its_connection_closed(part
     asyncio.run(ask_once())
     assert client.status == 408 and (b"connection", b"close") in client.sent[0]["headers"]
     assert json.loads(client.sent[1]["body"])["detail"] == "the body comes too slowly"
+
+
+def test_a_body_is_held_as_often_as_it_is_counted():
+    async def chunks():
+        for _ in range(32):
+            yield bytes(1 << 20)
+
+    async def read():
+        bodies, before = BodyReader(Limits()), tracemalloc.get_traced_memory()[0]
+        async with bodies.read(SimpleNamespace(headers={}, stream=chunks), 1 << 26) as body:
+            held = tracemalloc.get_traced_memory()[0] - before
+            assert len(body) == bodies.in_flight_bytes == 32 << 20 and held < 1.2 * len(body)
+        assert bodies.in_flight_bytes == 0
+
+    tracemalloc.start()
+    try:
+        asyncio.run(read())
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_body_that_comes_as_fast_as_is_expected_is_read_however_long_it_takes():

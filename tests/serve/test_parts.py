@@ -549,6 +549,17 @@ def test_a_recording_or_a_video_is_fetched_in_as_many_answers_as_it_takes(size, 
         assert asked == [where] * -(-size // 100)
 
 
+def test_the_client_takes_a_whole_file_and_refuses_what_is_no_json():
+    class Proxied(Client):
+        def _once(self, *arguments):
+            return Answer(200, b"<html>", {})
+
+    assert Proxied().recording("ab") == Proxied().file("ab") == b"<html>"
+    for call in (Proxied.models, Proxied.limits, Proxied.tables):
+        with pytest.raises(ServeError, match=r"200: no JSON; is http://127.0.0.1:8000 the address of `retable serve`"):
+            call(Proxied())
+
+
 def test_the_client_says_why(monkeypatch):
     class Refusing(Client):
         def _once(self, *arguments):
