@@ -42,6 +42,8 @@ class Forecast:
     """Of the last image, UTC, where it is known."""
     caution: str = ""
     """What the data that the forecasters were trained on do not show."""
+    pixel: float | None = None
+    """Width of a pixel, metres, where it is known."""
 
 
 def written(forecast: Forecast, kind: Format, lead: int = 0) -> Reply:
@@ -61,7 +63,8 @@ def written(forecast: Forecast, kind: Format, lead: int = 0) -> Reply:
         return Reply(packed(forecast.steps), "application/x-npz")
     if kind == "netcdf":
         times = None if forecast.time is None else np.array([forecast.time])
-        made = as_netcdf(forecast.steps[None], forecast.region, forecast.source, forecast.caution, times)
+        about = (forecast.region, forecast.source, forecast.caution)
+        made = as_netcdf(forecast.steps[None], *about, times, forecast.pixel)
         return Reply(made, "application/x-netcdf")
     file = io.BytesIO()
     if kind == "gif":

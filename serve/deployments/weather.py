@@ -244,6 +244,7 @@ class Forecasters(Served[Exported]):
 
         models, members = await self.line.run(forecasts)
         cautions = dict.fromkeys(str(model.about.get("data_caution", "")) for model in models)
+        widths = {model.about.get("pixel") for model in models}
         several = f", {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else ""
         made = maps.Forecast(
             steps=joined(members, wanted),
@@ -251,6 +252,7 @@ class Forecasters(Served[Exported]):
             source=f"retable{several}; files {', '.join(sha256s)}",
             time=time,
             caution=" ".join(filter(None, cautions)),
+            pixel=widths.pop() if len(widths) == 1 else None,
         )
         return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
 

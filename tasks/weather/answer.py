@@ -19,7 +19,7 @@ from retable.tasks.weather.export import Exported
 from retable.tasks.weather.metrics import MINUTES
 from retable.tasks.weather.tools.forecasts.netcdf import comment, export
 from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
-from retable.tasks.weather.w4c.layout import SATELLITE
+from retable.tasks.weather.w4c.layout import SATELLITE, SPLITS
 from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 SUFFIXES = (".npz", ".h5", ".hdf5")
@@ -63,13 +63,16 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
     Raises:
         UserError: where it holds something else, or a climatology does not know its region.
     """
-    (frames, own_region), inputs = read(source), model.config.inputs
+    inputs = model.config.inputs
+    frames, own_region = read(source, (len(CHANNELS), model.size, model.size))
     if frames.ndim == 4 and len(frames) % inputs == 0:
         frames = frames.reshape(-1, inputs, *frames.shape[1:])
     after = r"(?![^\W_]|_[^\W\d])"  # a date may follow a region's name, but no other name
     trained_on = [each for each in model.config.regions if re.match(re.escape(each) + after, source.name)]
     named = REGION.match(source.name)
     region = options.region or own_region or max(trained_on, key=len, default=named[0] if named else NOT_NAMED)
+    if not region.isprintable():
+        raise UserError(f"{source}: region {region!r} is no name; --set region= gives one")
     try:
         model.forecaster.number(region)
     except UserError as error:
@@ -77,7 +80,8 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
     steps = model.steps(frames, region)
     if options.format == "netcdf":
         caution = str(model.about.get("data_caution", ""))
-        return as_netcdf(steps, region, f"retable predict weather, {source.name}", caution)
+        made_by = f"retable predict weather, {source.name}"
+        return as_netcdf(steps, region, made_by, caution, pixel=model.about.get("pixel"))
     return packed(steps)
 
 
@@ -88,7 +92,14 @@ def packed(steps: Array) -> bytes:
     return file.getvalue()
 
 
-def as_netcdf(steps: Array, region: str, source: str, caution: str = "", times: Array | None = None) -> bytes:
+def as_netcdf(
+    steps: Array,
+    region: str,
+    source: str,
+    caution: str = "",
+    times: Array | None = None,
+    pixel: float | None = None,
+) -> bytes:
     """Return forecasts as the netCDF of `retable weather netcdf`.
 
     Args:
@@ -97,22 +108,28 @@ def as_netcdf(steps: Array, region: str, source: str, caution: str = "", times: 
         source: which models made them, in words.
         caution: what the data that the forecasters were trained on do not show.
         times: of the last images, UTC, where they are known; neither times nor places are in files of images.
+        pixel: width of a pixel, metres, where it is known.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "forecast.nc"
-        export(path, steps, times=times, region=region, attributes={"source": source, **comment(caution)})
+        attributes = {"source": source, **comment(caution)}
+        export(path, steps, times=times, region=region, attributes=attributes, grid={"step": pixel})
         return path.read_bytes()
 
 
-def read(source: Path) -> tuple[Array, str]:
+def read(source: Path, wanted: tuple[int, int, int]) -> tuple[Array, str]:
     """Return the images in a file, float32, raw as the competition has them, and the region that it says.
 
     Raises:
-        UserError: where it is neither npz nor HDF5, or a broken one.
+        UserError: where it is neither npz nor HDF5, a broken one, of a split whose images are no sequences of inputs,
+            or where its images are of another shape than `wanted`, (11, S, S).
     """
     if source.suffix.lower() != ".npz":
+        if {SPLITS["training"], SPLITS["validation"]} & set(source.name.split(".")[1:]):
+            raise UserError(f"{source}: holds other frames beside the inputs; give the .test. or .heldout. file")
         data = open_hdf5(source, SATELLITE, len(CHANNELS))
         with data.file:
+            check_shape(source, data.shape, wanted)  # before reading: a file may hold 64 GB
             return read_hdf5(data, slice(None)), ""
     try:
         with np.load(source, allow_pickle=False) as arrays:
@@ -122,4 +139,11 @@ def read(source: Path) -> tuple[Array, str]:
         raise UserError(f"{source}: no npz file that holds an array `{NAME}`, or a broken one") from error
     if images.dtype.kind not in "iuf":
         raise UserError(f"{source}: `{NAME}` holds {images.dtype}; wanted are numbers")
+    check_shape(source, images.shape, wanted)
     return images.astype(np.float32), region
+
+
+def check_shape(source: Path, shape: tuple[int, ...], wanted: tuple[int, int, int]) -> None:
+    """Raise a UserError where images of a shape end in other axes than `wanted`, (11, S, S)."""
+    if shape[-3:] != wanted:
+        raise UserError(f"{source}: images of shape {shape}; this forecaster reads {wanted}, a sequence or several")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from retable.platform.config import parse_set, set_line
+from retable.platform.config import override, parse_set, set_line
 from retable.platform.console import (
     Licence,
     Replace,
@@ -27,7 +27,8 @@ from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.convert import convert as convert_frames
-from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, make_generated
+from retable.tasks.weather.w4c.layout import CSV_NAMES
+from retable.tasks.weather.w4c.prepare import GENERATED, caution, describe, make_generated, prepare
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,9 +42,12 @@ Fingerprint = Annotated[
 ]
 Split = Annotated[str, typer.Option(help="test, heldout or validation.")]
 Regions = Annotated[
-    str, typer.Option(help="Regions, e.g. boxi_0015,roxi_0008, also those not trained on (default: the run's).")
+    str,
+    typer.Option(
+        help="Regions, e.g. boxi_0015,roxi_0008, also those not trained on (default: the run's; with --data all)."
+    ),
 ]
-Years = Annotated[str, typer.Option(help="Years, e.g. 2019,2021 (default: the run's).")]
+Years = Annotated[str, typer.Option(help="Years, e.g. 2019,2021 (default: the run's; with --data all).")]
 Data = Annotated[str, typer.Option("--data", help="A data set that it was not trained on (default: the run's).")]
 Threshold = Annotated[
     str,
@@ -111,7 +115,9 @@ def check(
     if path is None:
         show_defects((folder, check_folder(folder)) for folder in data_sets(Storage.open(storage), "weather"))
     else:
-        show_defects([(path, check_submission(Path(path)) if path.endswith(".zip") else check_folder(Path(path)))])
+        show_defects(
+            [(path, check_submission(Path(path)) if path.endswith(".zip") else check_folder(Storage.open(path)))]
+        )
 
 
 def convert(
@@ -123,7 +129,12 @@ def convert(
 
     Example: `retable data convert weather w4c22`, then `retable reproduce weather --set data=w4c22-parquet`
     """
-    info = convert_frames(Storage.open(storage), name, target)
+    root = Storage.open(storage)
+    source = data_folder(root, "weather", name)
+    if source.is_local and not source.exists("dataset.json") and any(map(source.exists, CSV_NAMES)):
+        with one_maker(root, f"weather/{name}"):
+            prepare(override(Config(), {"data": name}), root)
+    info = convert_frames(root, name, target)
     console.print(f"{info['name']}: {len(info['files'])} files, {info['bytes'] / 1e6:,.0f} MB of float32 before")
 
 
@@ -154,11 +165,11 @@ def import_(
 ) -> None:
     """Cut real rain composites into regions; satellite images are SEVIRI's own, or simulated from the rain.
 
-    Files are known by what they hold, in folders of any depth; those that cannot be used are named and left out. Pixels
-    of about 1 km or less are averaged to about 2 km, others are taken as they are, and of more frequent composites
-    every quarter of an hour's is taken, which is said. All stretches between gaps are used. MRMS's GRIB2 needs `pip
-    install 'retable[grib]'`, and, as it comes every two minutes, `--tolerance 1`. EUMETSAT's files need `pip install
-    'retable[seviri]'`.
+    Files are known by what they hold, in folders of any depth; those that cannot be used are named and left out.
+    Pixels of less than 4/3 km are averaged to about 2 km (1.6 to 2.7), others are taken as they are, and of more
+    frequent composites every quarter of an hour's is taken, which is said. All stretches between gaps are used.
+    MRMS's GRIB2 needs `pip install 'retable[grib]'`, and, as it comes every two minutes, `--tolerance 1`.
+    EUMETSAT's files need `pip install 'retable[seviri]'`.
 
     Example: `retable data import weather opera_20180824 --name opera`
     """
@@ -262,6 +273,7 @@ def submit(
     transfer: Annotated[
         bool, typer.Option("--transfer", help="The transfer challenge's 16 files: three more regions, and 2021.")
     ] = False,
+    motion: Motion = "none",
 ) -> None:
     """Write forecasts of the organisers' inputs as a submission, and say what their server would refuse.
 
@@ -275,8 +287,8 @@ def submit(
 
     wanted = submission.TRANSFER if transfer else ()
     years, regions = (tuple(dict.fromkeys(column)) for column in zip(*wanted, strict=True)) if wanted else ((), ())
-    loaded = [opened(run, storage, split, epoch, chosen(threshold), regions, years) for run in runs]
-    submission.write(out, official_forecasts(loaded, wanted), 0.5)
+    loaded = [opened(run, storage, split, epoch, chosen(threshold), regions, years, motion=motion) for run in runs]
+    submission.write(out, official_forecasts(loaded, wanted))
     console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
     print_lines(submission.check(out, wanted or submission.CORE))
 
@@ -431,6 +443,7 @@ def export(
     epoch: Epoch = 0,
     licence: Licence = "",
     storage: Where = "results",
+    motion: Motion = "none",
 ) -> None:
     """Write a trained forecaster with its config and provenance to one file, which is all that serving it takes.
 
@@ -440,4 +453,4 @@ def export(
     from retable.tasks.weather.tools.forecasts.exchange import at_epoch
 
     name, own_epoch = at_epoch(run)
-    export("weather", name, storage, file, epoch=own_epoch or epoch, licence=licence)
+    export("weather", name, storage, file, epoch=own_epoch or epoch, licence=licence, motion=motion)

@@ -17,7 +17,7 @@ from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Member, stored_as
 from retable.tasks.weather.config import STEPS
-from retable.tasks.weather.metrics import cut
+from retable.tasks.weather.metrics import cuts
 
 
 def first_rain(member: Member) -> int:
@@ -30,7 +30,7 @@ def first_rain(member: Member) -> int:
     threshold = member.view.threshold
     if isinstance(threshold, str):
         raise UserError(f"row {member.label!r}: threshold {threshold!r} is no number; combine views with a number")
-    return cut(threshold)
+    return int(cuts(threshold))
 
 
 def load(member: Member, total: Array | None = None) -> Array:

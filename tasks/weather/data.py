@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,16 +48,6 @@ class Batch:
     """Each sample's place in the list of regions, int64 (batch,)."""
     shard: tuple[str, ...]
     """`<year>/<region>` of each sample."""
-
-
-class Raw(Protocol):
-    """Where raw frames come from: `Frames` on disk, or `Memory`."""
-
-    def satellite(self, series: str, start: int, stop: int) -> Array:
-        """Return raw satellite images, float32 (n, 11, S, S)."""
-
-    def rate(self, series: str, start: int, stop: int) -> Array:
-        """Return raw rain rates, mm/h, float32 (n, S, S)."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +101,9 @@ def runs_of(windows: Sequence[Window], longest: int) -> list[WindowRun]:
     return [WindowRun(run[0].series, run[0].satellite, run[0].rain, len(run)) for run in runs]
 
 
-def fetch(piece: Mapping[str, Any], raw: Raw, inputs: int, forecast: int, threshold: float) -> dict[str, Array]:
+def fetch(
+    piece: Mapping[str, Any], raw: Frames | Memory, inputs: int, forecast: int, threshold: float
+) -> dict[str, Array]:
     """Read a run's frames and prepare each of them once.
 
     Returns:
@@ -182,7 +174,7 @@ class Windows:
         self._validation = index.sequences("validation", config.trained_regions, config.years, *lengths)
         every = lanes(self._runs, config.batch, config.seed, 0)[1]
         self.steps = min(config.steps or every, every)
-        self._raw: Raw = Frames(source.folder, source.info) if columns is None else Memory(columns)
+        self._raw: Frames | Memory = Frames(source.folder, source.info) if columns is None else Memory(columns)
         self._streams = columns is None
 
     @property

@@ -21,7 +21,7 @@ from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.predict import BATCH, check, forecast, load
-from retable.tasks.weather.w4c.prepare import check_simulation
+from retable.tasks.weather.w4c.prepare import check_simulation, pixel_width
 from retable.tasks.weather.w4c.preprocess import CHANNELS, normalise
 
 FORMAT = "retable weather 1"
@@ -33,7 +33,8 @@ class Exported:
     """A forecaster out of one file: what forecasts, and what the file says of it."""
 
     about: Mapping[str, Any]
-    """See `platform.models.export.about`; and `size`, `regions`, `inputs`, `forecast` and `rain_threshold` (mm/h)."""
+    """See `platform.models.export.about`; and `size`, `regions`, `inputs`, `forecast`, `rain_threshold` (mm/h) and,
+    where it is known, `pixel` (its width, metres)."""
     config: Config
     """The run's, but for `data` and `init`."""
     size: int
@@ -82,7 +83,8 @@ def write_export(run: TrainedRun, epoch: int = 0, motion: str = "none", **more: 
     check(override(run.config, {"init": "scratch"}), override(View(), {"motion": motion}))  # nothing is scored
     config, size = run.config, int(run.source.info["size"])
     shape = {name: getattr(config, name) for name in ("inputs", "forecast", "rain_threshold")}
-    said = export.about(run, epoch, size=size, regions=list(config.regions), motion=motion, **shape, **more)
+    map_of = {"size": size, "pixel": pixel_width(run.source.info), "regions": list(config.regions)}
+    said = export.about(run, epoch, **map_of, motion=motion, **shape, **more)
     metadata = export.described(FORMAT, config, said)
     return export.sealed(run.weights(epoch), {**metadata, "size": json.dumps(size)})
 
@@ -100,10 +102,10 @@ def read_export(data: bytes, name: str) -> Exported:
         config = override(Config(), {**export.read_json(metadata, "config", name, REMEDY), "data": ""})
         size = int(json.loads(metadata["size"]))
         _check(config, size, tensors)
-        return Exported(said, config, size, load(config, tensors, size, str(said.get("motion", "none"))))
     except (KeyError, TypeError, ValueError, RuntimeError, UserError) as error:
         line = str(error).strip().splitlines()[0].removeprefix(f"{name}: ")
         raise UserError(f"{name}: a damaged forecaster ({line}); {REMEDY}") from error
+    return Exported(said, config, size, load(config, tensors, size, str(said.get("motion", "none"))))
 
 
 def served_as(forecaster: Exported, name: str) -> tuple[str, str, dict[str, object]]:

@@ -49,11 +49,6 @@ def quantise(probability: Array) -> Array:
     return steps
 
 
-def cut(threshold: float) -> int:
-    """Return the step from which on rain is forecast."""
-    return round(STEPS * threshold)
-
-
 def cuts(thresholds: Threshold) -> Array:
     """Return the steps from which on rain is forecast: of one threshold (), or of one for each lead time (L,)."""
     return np.rint(STEPS * np.asarray(thresholds, np.float64)).astype(np.intp)

@@ -33,8 +33,6 @@ class Reduced:
     """What every run changes whose row does not say otherwise."""
     models: Mapping[str, Mapping[str, object]]
     """Model -> what its rows change; a model that is not named is not run."""
-    why: str = "as their models are not run"
-    """Why the rows of other models are left out."""
     kept: Collection[str] | None = None
     """Labels of the rows of table 1 that are run, and no others; None: all rows."""
 
@@ -44,7 +42,7 @@ class Reduced:
         if self.kept is not None and row.label not in self.kept:
             return "to save time"
         if model_of(overrides) not in self.models:
-            return self.why
+            return "as their models are not run"
         if set((row.view or {}).get("scored", ())) - set(self.overrides["regions"]):  # type: ignore[call-overload]
             return "as this scale has not their regions"
         if isinstance(without := installed(row), str):

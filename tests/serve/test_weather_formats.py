@@ -15,9 +15,9 @@ from retable.platform.config import override
 from retable.serve.deployments import maps, weather
 from retable.serve.deployments.served import Line
 from retable.serve.ingress.replies import Problem
-from retable.serve.ingress.routes.weather import members_of
+from retable.serve.ingress.routes.weather import forecaster_of, members_of
 from retable.tasks.weather.export import Exported
-from retable.tasks.weather.metrics import cut
+from retable.tasks.weather.metrics import cuts
 from retable.tasks.weather.model import build
 from tests.weather.toys import config
 
@@ -81,7 +81,7 @@ def test_an_ensemble_is_that_of_the_tables():
     mean = weather.joined(members, weather.Wanted(combine="mean"))
     assert np.array_equal(mean, np.stack(members).astype(int).sum(0) // 3)
     vote = weather.joined(members, weather.Wanted(combine="vote", threshold=0.3))
-    votes = (np.stack(members) >= cut(0.3)).sum(0)
+    votes = (np.stack(members) >= cuts(0.3)).sum(0)
     assert np.array_equal(vote, votes * 200 // 3)
     assert weather.joined(members[:1], weather.Wanted()) is members[0]
     with pytest.raises(Problem, match="not a multiple") as refused:
@@ -111,6 +111,18 @@ def test_members_are_named_each_once():
         with pytest.raises(Problem, match=why) as refused:
             members_of(models, words)
         assert refused.value.status == status
+
+
+def test_a_forecaster_is_found_by_its_digest_among_all_names():
+    from retable.serve.launch.models import Model
+
+    a, b = (Model(task="weather", name=f"context-{v}", variant="", sha256=v * 64) for v in "ab")
+    assert forecaster_of([a, b], "", "") is forecaster_of([a, b], "", a.sha256) is a
+    assert forecaster_of([a, b], "", b.sha256) is forecaster_of([a, b], "Context-B", "") is b
+    for name, variant in (("", "c" * 64), ("context-a", b.sha256), ("context-c", b.sha256)):
+        with pytest.raises(Problem) as refused:
+            forecaster_of([a, b], name, variant)
+        assert refused.value.status == 404
 
 
 @pytest.mark.parametrize("region", ["boxi_0034", "nowhere", ""])
@@ -146,7 +158,7 @@ def test_several_forecasters_answer_one_request(monkeypatch):
 
         async def model(self, sha256):
             asked = SimpleNamespace(forecast=32, rain_threshold=0.2 if sha256 != "c" else 0.0)
-            return SimpleNamespace(name=sha256, about={"data_caution": "Not real."}, config=asked)
+            return SimpleNamespace(name=sha256, about={"data_caution": "Not real.", "pixel": 14_000.0}, config=asked)
 
         async def batch(self, work):
             return STEPS // (1 if work == "a" else 2)
@@ -157,7 +169,7 @@ def test_several_forecasters_answer_one_request(monkeypatch):
     assert np.array_equal(found["probability"], (STEPS.astype(int) + STEPS // 2) // 2) and found["minutes"][-1] == 480
     made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here", {"kind": "netcdf"}))
     with h5netcdf.File(io.BytesIO(made.body)) as file:
-        assert file.attrs["comment"] == "Not real."
+        assert file.attrs["comment"] == "Not real." and file["x"][0] == 7 and file["x"].attrs["units"] == "km"
     refused = asyncio.run(weather.Forecasters.forecast(Two(), ["a"], b"", "here", {"time": "never"}))
     assert isinstance(refused, Problem) and refused.status == 422
     refused = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "c"], b"", "here", {"kind": "npz"}))

@@ -40,10 +40,39 @@ def test_the_example_is_answered_as_it_comes(model):
 
 
 def test_netcdf_says_what_the_data_of_the_training_do_not_show(model):
-    for about, comment in (({"data_caution": "Not real."}, "Not real."), ({}, None)):
+    for about, comment in (({"data_caution": "Not real."}, "Not real."), ({"pixel": 14_000.0}, None)):
         data = answer.answering(replace(model, about=about), answer.Options(format="netcdf"))(EXAMPLE)
         with h5netcdf.File(io.BytesIO(data)) as file:
             assert file.attrs.get("comment") == comment
+            assert file["x"][0] == (0.5 if comment else 7) and file["x"].attrs["units"] == ("1" if comment else "km")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_files_that_hold_more_than_inputs_are_refused(model, tmp_path, split):
+    with h5py.File(path := tmp_path / f"boxi_0034.{split}.reflbt0.ns.h5", "w") as file:
+        file["REFL-BT"] = np.load(EXAMPLE)["images"]
+    with pytest.raises(UserError, match=r"other frames beside the inputs; give the .test. or .heldout. file$"):
+        answered(model, path)
+
+
+@pytest.mark.parametrize("shape", [(4, 11, 0, 0), (4, 11, 36, 24), (0, 11, 36, 36), (4, 9, 36, 36), (36, 36), ()])
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_other_shapes_are_refused_before_they_are_read(model, tmp_path, monkeypatch, shape, suffix):
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".npz":
+        np.savez(path, images=np.zeros(shape))
+    else:
+        with h5py.File(path, "w") as file:
+            file["REFL-BT"] = np.zeros(shape)
+        monkeypatch.delattr(answer, "read_hdf5") if shape[1:] != (11, 36, 36) else None
+    with pytest.raises(UserError, match="shape"):
+        answered(model, path)
+
+
+def test_a_region_that_no_file_can_name_is_refused(model, tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.load(EXAMPLE)["images"], region="a\0b")
+    with pytest.raises(UserError, match="is no name; --set region= gives one"):
+        answered(model, tmp_path / "a.npz", format="netcdf")
 
 
 @pytest.mark.parametrize(

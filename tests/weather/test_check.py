@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import h5py
@@ -32,6 +33,7 @@ def only(root, *parts):
     """There is one defect, in one line that says all of `parts`."""
     (line,) = check(root)
     assert "\n" not in line
+    assert "retable data check" not in line
     for part in parts:
         assert part in line
     return line
@@ -75,6 +77,33 @@ def test_a_missing_year(root):
     (root / "2019/OPERA").rename(root / "2018/OPERA")
     found = check(root)
     assert any(f"{root}/2018: the CSV does not list this year" in line for line in found)
+
+
+@pytest.mark.parametrize("written", ["parquet", "hdf5"])
+def test_a_split_that_the_table_does_not_list(tmp_path, written):
+    layout = Layout(regions=("boxi_0015",), years=(2019,))
+    layout.write(root := tmp_path / "a")
+    if written == "parquet":
+        index_folder(Storage.open(root), "a", "own")
+        transfer(Storage.open(root), Storage.open(root := tmp_path / "b"), "b")
+        info = json.loads((root / "dataset.json").read_text())
+        layout.rows = [row for row in layout.rows if row[2] != "training"]
+    else:
+        layout.rows = [(time, 0 if split == "training" else ok, split, kind) for time, ok, split, kind in layout.rows]
+    layout.write_csv(table := root / "timestamps_and_splits.csv")
+    if written == "parquet":
+        info["files"][table.name] = hashlib.sha256(table.read_bytes()).hexdigest()
+        (root / "dataset.json").write_text(json.dumps(info))
+    only(root, f"{root}: the CSV lists no complete row of training in 2019")
+
+
+@pytest.mark.parametrize("word", ["True", "TRUE", "true", "1.0"])
+def test_rows_are_complete_in_any_spelling(root, word):
+    path = root / "timestamps_and_splits.csv"
+    lines = (line.split(",") for line in path.read_text().splitlines())
+    rows = [",".join([*cells[:7], cells[7].replace("1", word), *cells[8:]]) for cells in lines]
+    path.write_text("\n".join(rows) + "\n")
+    assert check(root) == []
 
 
 def test_a_missing_region_in_one_year(root):

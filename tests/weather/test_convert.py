@@ -11,6 +11,7 @@ from pyarrow import fs
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
+from retable.tasks.weather import cli
 from retable.tasks.weather.w4c import frames as frames_module
 from retable.tasks.weather.w4c.convert import convert, encode, encoding, parts, transfer, write_part
 from retable.tasks.weather.w4c.frames import Frames, decode, part_path
@@ -182,6 +183,16 @@ def test_what_cannot_be_converted_is_refused(source, tmp_path, monkeypatch):
     monkeypatch.delattr(module, "ray_cluster")  # it is refused before Ray starts
     with pytest.raises(UserError, match="no data set here"):
         convert(Storage.open(tmp_path), "nothing")
+
+
+def test_files_that_no_command_has_looked_at_are_indexed_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ray_cluster", contextlib.nullcontext)
+    Layout(regions=("boxi_0015",), years=(2019,)).write(tmp_path / "data/weather/mine")
+    cli.convert("mine", str(tmp_path))
+    made = (Storage.open(tmp_path) / "data/weather/mine-parquet").read_json("dataset.json")
+    assert made["format"] == "parquet" and made["source"] == "own"
+    with pytest.raises(UserError, match="no data set here"):
+        cli.convert("nothing", str(tmp_path))
 
 
 @pytest.mark.parametrize("target", ["other", "unfinished", "converted"])

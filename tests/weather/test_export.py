@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -61,8 +62,11 @@ def test_a_file_forecasts_bit_for_bit_what_predict_keeps(trained, storage):
     assert opened.size == 12 and not opened.forecaster.training
 
 
-def test_a_file_says_where_it_is_from(trained):
+def test_a_file_says_where_it_is_from(trained, monkeypatch):
     said = read_export(write_export(trained, licence="ours"), "x").about
+    assert "pixel" not in said  # own files do not say it
+    monkeypatch.setattr("retable.tasks.weather.export.pixel_width", lambda info: 1000.0 * (info["size"] == 12))
+    assert read_export(write_export(trained), "x").about["pixel"] == 1000
     assert (said["task"], said["fingerprint"], said["epoch"]) == ("weather", trained.fingerprint, 1)
     assert (said["size"], said["regions"], said["licence"]) == (12, ["boxi_0015", "roxi_0004"], "ours")
     assert said["data_digest"] == trained.result["data"] and said["config"]["forecast"] == 8
@@ -89,6 +93,19 @@ def test_the_command_writes_the_file(trained, tmp_path):
 def good(storage):
     chosen = config(epochs=1)
     return write_export(TrainedRun(find("weather"), run(storage, chosen), chosen))
+
+
+def test_a_retrieval_is_written_with_its_motion_and_read_where_pysteps_is(storage, tmp_path, monkeypatch):
+    still = {name: value for name, value in SMALL.items() if not name.startswith("model")} | {"epochs": 1}
+    folder = run(storage, override(Config(), {**still, "model": "retrieval", "model.filters": 2}))
+    out, words = tmp_path / "rain.safetensors", ["export", folder.fingerprint, "--storage", storage.root]
+    ended = CliRunner().invoke(cli.app, [*words, str(out), "--motion", "optical_flow"])
+    assert ended.exit_code == 0, ended.exception
+    assert read_export(out.read_bytes(), "x").forecaster.model.moves == "optical_flow"
+    changed = json.loads(metadata(out.read_bytes())["provenance"]) | {"motion": "pysteps"}
+    monkeypatch.setitem(sys.modules, "pysteps", None)
+    with pytest.raises(UserError, match=r"^view.motion pysteps: .*pip install"):
+        read_export(rewritten(out.read_bytes(), provenance=json.dumps(changed)), "x")
 
 
 def rewritten(good, **changes):

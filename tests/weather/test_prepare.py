@@ -3,6 +3,7 @@ import json
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import Mock
 
 import fsspec
 import h5py
@@ -24,6 +25,7 @@ from retable.tasks.weather.w4c.prepare import (
     describe,
     index_folder,
     lengths,
+    pixel_width,
     prepare,
 )
 from tests.weather.files import Layout, frames, hdf5_path, write_hdf5
@@ -137,6 +139,21 @@ def test_lengths_are_those_of_the_sequences(tmp_path, inputs, forecast):
     assert lengths({key: value for key, value in slots.items() if key[1] == "training"}) == (4, 32)
 
 
+@pytest.mark.parametrize(
+    ("said", "width"),
+    [
+        ({"source": "w4c22", "size": 252}, 2000),
+        ({"source": "generated", "size": 24}, 21_000),
+        ({"source": "own", "size": 36, "simulated_as": "generated"}, 14_000),
+        ({"source": "imported", "size": 36, "pixel": 1000.0}, 1000),
+        ({"source": "imported", "size": 36, "pixel": None}, None),
+        ({"source": "own", "size": 252}, None),
+    ],
+)
+def test_pixels_are_as_wide_as_a_data_set_says(said, width):
+    assert pixel_width(said) == width
+
+
 def test_other_data_cannot_pass_for_the_competitions(tmp_path):
     written = Layout(regions=("boxi_0015",), years=(2019,))
     with pytest.raises(UserError, match="12 pixels wide, not 252"):
@@ -210,6 +227,22 @@ def test_old_generated_files_do_not_mix_with_new_ones(tmp_path, small):
     prepare(Config(data="generated-12"), storage := Storage.open(tmp_path))
     info = (storage / "data/weather/generated-12").read_json("dataset.json")
     assert (info["regions"], info["years"]) == (["boxi_0015"], [2019])
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_generated_set_is_replaced_and_own_files_are_not(tmp_path, small, monkeypatch, done):
+    made, own = (Storage.open(tmp_path / name) for name in ("made", "own"))
+    own.write("truth/gauges.csv", "")
+    own.write("2018/rain.csv", "")
+    with pytest.raises(UserError, match="own holds other data; choose another --name"):
+        prepare_module.make_generated(own, "own", "12")
+    assert own.exists("2018/rain.csv") and own.exists("truth/gauges.csv")
+    with monkeypatch.context() as patched, nullcontext() if done else pytest.raises(KeyboardInterrupt):
+        if not done:
+            patched.setattr("retable.tasks.weather.w4c.generate.write_csv", Mock(side_effect=KeyboardInterrupt))
+        prepare_module.make_generated(made, "made", "12")
+    made.write("2018/old", "")
+    assert prepare_module.make_generated(made, "made", "12", seed=1)["seed"] == 1 and not made.exists("2018/old")
 
 
 def test_files_that_lie_there_are_indexed(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.convert import parts
 from retable.tasks.weather.w4c.frames import Frames, open_hdf5, part_path, read_hdf5
-from retable.tasks.weather.w4c.layout import SPLITS, TARGET, Slots, blocks, read_csv, remedy
+from retable.tasks.weather.w4c.layout import REMEDY, SPLITS, TARGET, Slots, blocks, read_csv, remedy
 from retable.tasks.weather.w4c.prepare import file_digest, layout_files, lengths, scan
 from retable.tasks.weather.w4c.preprocess import (
     CHANNELS,
@@ -51,7 +51,7 @@ def check(where: Storage | Path) -> list[str]:
         where: the root of a layout, or the folder of a converted set.
 
     """
-    folder = where if isinstance(where, Storage) else Storage.open(where)
+    folder = Storage.open(where)
     try:
         info = folder.read_json("dataset.json") if folder.exists("dataset.json") else {}
         if info and not (
@@ -60,14 +60,30 @@ def check(where: Storage | Path) -> list[str]:
             raise UserError(f"{folder}/dataset.json: not a data set's; remove it, and the files are indexed again")
         slots = read_csv(folder)
     except UserError as error:
-        return [str(error)]
+        return [_here(str(error))]
     if info.get("format") == "parquet":
         defects = [*_sequence_defects(folder, slots), *_parquet_defects(folder, info, slots)]
     elif not folder.is_local:
         defects = [f"{folder}: HDF5 cannot be read from here; run `retable data convert weather` on a local storage"]
     else:
         defects = [*_sequence_defects(folder, slots), *_layout_defects(Path(folder.root), info, slots)]
-    return defects
+    return [_here(defect) for defect in defects]
+
+
+def _here(line: str) -> str:
+    """Return an error's line without what sends to this command."""
+    return line.replace(f" ({REMEDY})", "").replace(f"; {REMEDY}", "")
+
+
+def _unlisted(
+    folder: Storage | Path, there: Collection[tuple[int, str]], slots: Mapping[tuple[int, str], Slots]
+) -> Iterator[str]:
+    """Yield the years, and the splits of the others, that have files and no row of the CSV."""
+    years, put = {year for year, _ in slots}, "put the CSV that belongs to these files there"
+    for year in sorted({year for year, _ in there} - years):
+        yield f"{folder}/{year}: the CSV does not list this year; {put}"
+    for year, split in sorted({pair for pair in there if pair[0] in years} - slots.keys()):
+        yield f"{folder}: the CSV lists no complete row of {split} in {year}, of which files are there; {put}"
 
 
 def _sequence_defects(folder: Storage, slots: Mapping[tuple[int, str], Slots]) -> Iterator[str]:
@@ -114,8 +130,7 @@ def _absent(root: Path, there: list[tuple[int, str, str]], slots: Mapping[tuple[
     years = {year for year, _, _ in there}
     for year in sorted({year for year, _ in slots} - years if years else set()):
         yield f"{root}/{year}: missing, but the CSV lists the year; put its files there, or leave the year out"
-    for year in sorted(years - {year for year, _ in slots}):
-        yield f"{root}/{year}: the CSV does not list this year; put the CSV that belongs to these files there"
+    yield from _unlisted(root, {(year, split) for year, _, split in there}, slots)
     for region, split in sorted({(region, split) for _, region, split in there}):
         for year in sorted(years):
             if (year, region, split) not in there:
@@ -205,6 +220,8 @@ def _rain_defects(path: Path | str, rates: Array) -> Iterator[str]:
 
 
 def _parquet_defects(folder: Storage, info: Mapping[str, Any], slots: Mapping[tuple[int, str], Slots]) -> Iterator[str]:
+    there = [series.split("/") for series in info["series"]]
+    yield from _unlisted(folder, {(int(year), split) for year, _, split in there}, slots)
     broken = set()
     for path, checksum in sorted(info["files"].items()):
         if not folder.exists(path):

@@ -142,14 +142,16 @@ def read_csv(folder: Storage) -> dict[tuple[int, str], Slots]:
     kind = np.zeros(len(time), np.uint8)
     kind[np.char.endswith(text["split_type"], "_in")] = INPUT
     kind[np.char.endswith(text["split_type"], "_target")] = TARGET
-    complete, year = np.isin(text["all_vars"], ("1", "1.0", "True")), date // 10_000
+    complete, year = np.isin(np.char.lower(text["all_vars"]), ("1", "1.0", "true")), date // 10_000
     slots = {}
     for split in SPLITS:
         chosen = np.flatnonzero(complete & (text["split"] == split))
         chosen = chosen[np.argsort(time[chosen], kind="stable")]
         twice = np.flatnonzero(np.diff(time[chosen]) == np.timedelta64(0))
         if len(twice):
-            raise UserError(f"{folder}/{name}: {split} has the slot {time[chosen][twice[0]]} twice; {REMEDY}")
+            raise UserError(
+                f"{folder}/{name}: {split} has the slot {time[chosen][twice[0]]} twice; download it again ({REMEDY})"
+            )
         for this in np.unique(year[chosen]):
             rows = chosen[year[chosen] == this]
             slots[int(this), split] = Slots(time[rows], kind[rows])

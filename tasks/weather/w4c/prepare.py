@@ -85,7 +85,10 @@ RAIN_FRAMES = 512
 """Shares of rain are counted on at most so many frames of a series, evenly spread."""
 FEW = 100
 """Training frames up to which one process writes a generated set."""
-REAL_SIZE = 252
+MARK = "generated_by_retable.txt"
+"""A file of generated sets, written before all others: what lies beside it may be made again."""
+REAL_SIZE, REAL_PIXEL = 252, 2000.0
+"""Pixels across the competition's maps, and the width of one, metres."""
 HDF5_SATELLITE = re.compile(rf"(?P<region>.+)\.(?P<split>{'|'.join(SPLITS.values())})\.reflbt0\.ns\.h5")
 
 
@@ -126,7 +129,9 @@ def make_generated(dataset: Storage, name: str, preset: str, seed: int = 0) -> d
 
     """
     dataset.check_writable()
-    ours = dataset.exists("truth")  # only generated data have it, from their first moment on
+    ours = dataset.exists(MARK) or (
+        dataset.exists("dataset.json") and dataset.read_json("dataset.json").get("source") == "generated"
+    )
     if dataset.list() and not ours and not name.startswith("generated-"):
         raise UserError(f"{dataset} holds other data; choose another --name")
     if dataset.is_local:
@@ -141,6 +146,7 @@ def _generate(dataset: Storage, name: str, key: str, seed: int) -> dict[str, Any
     from retable.tasks.weather.w4c.generate import generate
 
     preset, size = GENERATED[key], int(key.partition("-")[0])
+    dataset.write(MARK, "`retable data make weather` makes what is in this folder, and replaces it.\n")
     for old in ("dataset.json", "truth", *(name for name in dataset.list() if name.isdecimal())):
         dataset.remove(old)
     with progress_bar(f"generating {name}") as show:
@@ -353,6 +359,16 @@ def caution(info: Mapping[str, Any]) -> str:
 def _made(info: Mapping[str, Any]) -> str:
     """Return which of `MADE` a data set is, also where its files were copied to a folder of another name."""
     return str(info.get("source") if info.get("source") in MADE else info.get("simulated_as", ""))
+
+
+def pixel_width(info: Mapping[str, Any]) -> float | None:
+    """Return the width of a data set's pixels, metres; generated maps are as wide as the competition's. None: unknown.
+
+    Own files do not say it.
+    """
+    known = info["source"] == "w4c22" or _made(info) == "generated"
+    width: float | None = info.get("pixel", REAL_PIXEL * REAL_SIZE / info["size"] if known else None)
+    return width
 
 
 def check_simulation(source: Source) -> None:

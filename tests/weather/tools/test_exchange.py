@@ -74,6 +74,8 @@ def test_regions_and_years_that_a_run_was_not_trained_on(trained, tmp_path, caps
     assert sorted(found) == [(2019, "roxi_0004"), (2020, "boxi_0015"), (2020, "roxi_0004")]
     cli.netcdf(alone.fingerprint, tmp_path / "nc", storage.root, "test", 0, "roxi_0004", "2019")
     assert [path.name for path in (tmp_path / "nc").iterdir()] == ["test-2019-roxi_0004.nc"]
+    with h5netcdf.File(tmp_path / "nc/test-2019-roxi_0004.nc") as file:
+        assert file["x"].attrs["units"] == "1"  # own files do not say how wide their pixels are
     capsys.readouterr()
     cli.score(alone.fingerprint, storage.root, "test", 0, 0.5, "roxi_0004", "2019,2020")
     first, *lines = capsys.readouterr().out.splitlines()
@@ -287,6 +289,8 @@ def test_check_says_why_a_submission_would_be_refused(trained, tmp_path, capsys)
     with pytest.raises(typer.Exit):
         cli.check(str(tmp_path / "core.zip"), storage.root)
     assert "shape" in capsys.readouterr().out
+    with pytest.raises(UserError, match="optical_flow moves a retrieval's rain"):
+        cli.submit([folder.fingerprint], tmp_path / "b.zip", storage.root, motion="optical_flow")
 
 
 def test_check_finds_the_sets_of_a_storage_and_names_what_is_broken(trained, tmp_path, capsys):
@@ -298,6 +302,9 @@ def test_check_finds_the_sets_of_a_storage_and_names_what_is_broken(trained, tmp
     assert "boxi_0015.train.reflbt0.ns.h5" in capsys.readouterr().out
     with pytest.raises(UserError, match="retable data make weather"):
         cli.check(None, str(tmp_path / "nowhere"))
+    with pytest.raises(typer.Exit):
+        cli.check("memory://bucket/data/weather/mine", storage.root)
+    assert "timestamps_and_splits.csv is missing" in " ".join(capsys.readouterr().out.split())
 
 
 def test_weights_of_the_kit_become_a_file_that_a_run_can_start_from(tmp_path, capsys):
@@ -358,7 +365,7 @@ def test_make_refuses_what_it_cannot_make(tmp_path):
 def test_make_never_touches_other_data(tmp_path):
     storage = make(tmp_path / "results")
     storage.write_json("data/weather/tiny/dataset.json", {"source": "own"})
-    before = sorted(path for path in tmp_path.rglob("*"))
+    before = sorted((tmp_path / "results/data").rglob("*"))
     with pytest.raises(UserError, match="holds other data"):
         cli.make(24, storage.root, "tiny", 0, replace=True)
-    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert sorted((tmp_path / "results/data").rglob("*")) == before

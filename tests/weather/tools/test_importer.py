@@ -13,9 +13,9 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.weather import cli
 from retable.tasks.weather.tools.composites import importer
-from retable.tasks.weather.tools.composites.composites import Composite, Grid, describe, stretches, survey
+from retable.tasks.weather.tools.composites.composites import describe, stretches, survey
 from retable.tasks.weather.tools.composites.importer import import_composites
-from retable.tasks.weather.tools.composites.published import project
+from retable.tasks.weather.tools.composites.published import Composite, Grid, project
 from retable.tasks.weather.tools.composites.splits import Place, deal
 from retable.tasks.weather.w4c import layout
 from tests.weather.tools.composite_files import crr

@@ -83,7 +83,9 @@ def test_a_known_place_is_georeferenced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("grid", "width"),
     [
-        (None, 2),
+        (None, None),
+        ({"step": None}, None),
+        ({"step": 21000.0}, 21),
         ({"row": 10, "column": 20, "step": 3000.0}, 3),
         ({**GRID, "projdef": "somewhere"}, 2),
         ({**GRID, "projdef": ""}, 2),
@@ -91,13 +93,13 @@ def test_a_known_place_is_georeferenced(tmp_path: Path) -> None:
         ({**GRID, "projdef": "+proj=longlat +ellps=WGS84"}, 2),
     ],
 )
-def test_an_unknown_place_is_said_to_be_unknown(tmp_path: Path, grid, width: int) -> None:
+def test_an_unknown_place_is_said_to_be_unknown(tmp_path: Path, grid, width: int | None) -> None:
     with h5netcdf.File(exported(tmp_path / "a.nc", grid=grid)) as file:
         assert "projection" not in file.variables and "grid_mapping" not in file["probability"].attrs
         assert file.attrs["georeference"].startswith("none:")
         for name, count in (("x", 14), ("y", 12)):
-            assert file[name].attrs["units"] == "km" and "standard_name" not in file[name].attrs
-            assert sorted(file[name][...]) == [width * (k + 0.5) for k in range(count)]
+            assert file[name].attrs["units"] == ("km" if width else "1") and "standard_name" not in file[name].attrs
+            assert sorted(file[name][...]) == [(width or 1) * (k + 0.5) for k in range(count)]
         assert file["x"][0] < file["x"][1] and file["y"][0] > file["y"][1]  # row 0 lies in the north
 
 

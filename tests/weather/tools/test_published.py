@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from retable.platform.errors import UserError
-from retable.tasks.weather.tools.composites.composites import Composite, coarse, describe
+from retable.tasks.weather.tools.composites.composites import describe
+from retable.tasks.weather.tools.composites.published import Composite
+from retable.tasks.weather.tools.composites.resample import coarse
 from retable.tasks.weather.w4c.preprocess import MISSING, UNDETECTED
 from tests.weather.tools.composite_files import TIME, bom, fmi, knmi, odim
 

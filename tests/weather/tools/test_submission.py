@@ -63,31 +63,30 @@ def packed(path: Path, entries: dict[str, bytes]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("channel", [True, False])
-def test_what_is_written_is_what_the_description_asks_for(tmp_path: Path, channel: bool) -> None:
+def test_what_is_written_is_what_the_description_asks_for(tmp_path: Path) -> None:
     path = tmp_path / "submission.zip"
-    write(path, iter(forecasts()), 0.3, channel)
+    write(path, iter(forecasts()))
     assert [file.name for file in tmp_path.iterdir()] == ["submission.zip"]
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == [f"{year}/{region}.pred.h5" for year in YEARS for region in REGIONS]
         for (_, _, steps), name in zip(forecasts(), archive.namelist(), strict=True):
             with h5py.File(io.BytesIO(archive.read(name))) as file:
                 data = file["submission"]
-                assert data.shape == ((3, 1, 4, 12, 12) if channel else SHAPE)
+                assert data.shape == (3, 1, 4, 12, 12)
                 assert data.dtype == np.float32
                 assert data.compression == "gzip"
-                np.testing.assert_array_equal(data[()].reshape(SHAPE), (steps >= 60).astype(np.float32))
+                np.testing.assert_array_equal(data[()].reshape(SHAPE), (steps >= 100).astype(np.float32))
     assert check(path, **SIZES) == []
     for (year, region, steps), found in zip(forecasts(), read(path), strict=True):
         assert found[:2] == (year, region)
         assert found[2].dtype == bool
-        np.testing.assert_array_equal(found[2], steps >= 60)
+        np.testing.assert_array_equal(found[2], steps >= 100)
 
 
 def test_equal_predictions_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "a.zip", forecasts(), 0.5)
+    write(tmp_path / "a.zip", forecasts())
     monkeypatch.setattr("time.time", lambda: 2e9)
-    write(tmp_path / "b.zip", forecasts(), 0.5)
+    write(tmp_path / "b.zip", forecasts())
     assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
 
 
@@ -97,9 +96,9 @@ def test_a_broken_write_leaves_nothing(tmp_path: Path) -> None:
         raise RuntimeError("lost")
 
     with pytest.raises(RuntimeError, match="lost"):
-        write(tmp_path / "a.zip", broken(), 0.5)
+        write(tmp_path / "a.zip", broken())
     with pytest.raises(ValueError, match="twice"):
-        write(tmp_path / "a.zip", forecasts()[:1] * 2, 0.5)
+        write(tmp_path / "a.zip", forecasts()[:1] * 2)
     assert not list(tmp_path.iterdir())
 
 
@@ -111,7 +110,7 @@ def test_only_one_region_is_held(tmp_path: Path) -> None:
             yield year, "boxi_0015", np.random.default_rng(year).integers(0, 201, shape, dtype=np.uint8)
 
     tracemalloc.start()
-    write(tmp_path / "a.zip", many(), 0.995)
+    write(tmp_path / "a.zip", many())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * np.prod(shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import pairwise
@@ -18,59 +18,15 @@ from typing import Any
 import pyproj
 
 from retable.platform.errors import UserError
-from retable.platform.spec.arrays import Array
 from retable.tasks.weather.tools.composites import published
 from retable.tasks.weather.tools.composites.opening import form_of
-from retable.tasks.weather.tools.composites.published import PRODUCTS, SUFFIXES, Grid, Quantity, Relation
-from retable.tasks.weather.tools.composites.resample import PIXEL, coarse
+from retable.tasks.weather.tools.composites.published import PRODUCTS, SUFFIXES, Composite, Grid, Relation
+from retable.tasks.weather.tools.composites.resample import PIXEL
 from retable.tasks.weather.tools.composites.seviri import STEP, quarter
 
 
-@dataclass(frozen=True)
-class Composite:
-    """One file, its rain not yet read."""
-
-    path: Path
-    product: str
-    """Whose layout it is, of `PRODUCTS`; region names begin with it."""
-    time: datetime
-    """What the file calls its own (nominal) time, UTC; of an accumulation, its end."""
-    grid: Grid
-    """The pixels that `read` gives."""
-    quantity: Quantity = "rate"
-    """What the file holds."""
-    minutes: float = 0.0
-    """Interval of an accumulation."""
-    relation: Relation | None = None
-    """a and b of Z = a R^b, by which `read` turns reflectivity into a rate."""
-    finer: int = 1
-    """How many of the file's pixels lie across one."""
-    resampled: str = ""
-    """What the reader did to the file's pixels, in words; empty: nothing."""
-
-    def read(self, rows: slice = slice(None), columns: slice = slice(None)) -> Array:
-        """Return the rain rate of a window, float32 (rows, columns) in mm/h, with `MISSING` and `UNDETECTED`.
-
-        A pixel of several is the mean of those that were measured, and `MISSING` where they are less than half; dry
-        ones count as 0. NWC-SAF's and others' dry pixels are 0 where they have no other word for them.
-
-        Raises:
-            UserError: where the file cannot be read.
-
-        """
-        (height, width), finer = self.grid.shape, self.finer
-        window = scaled(rows, height, finer), scaled(columns, width, finer)
-        return coarse(published.read(self.path, *window, self.relation), finer)
-
-
-def scaled(window: slice, size: int, factor: int) -> slice:
-    """Return the window of fine pixels that one of coarse pixels means."""
-    start, stop, _ = window.indices(size)
-    return slice(start * factor, stop * factor)
-
-
 def describe(path: Path) -> Composite:
-    """Read what a file says of itself.
+    """Read what a file says of itself, of pixels of about 2 km.
 
     Raises:
         UserError: where the file is truncated, foreign, or holds nothing that is rain.
@@ -80,9 +36,7 @@ def describe(path: Path) -> Composite:
     finer = max(1, round(PIXEL / described.grid.pixel)) if described.grid.pixel else 1
     height, width = described.grid.shape
     shape, pixel = (height // finer, width // finer), described.grid.pixel and described.grid.pixel * finer
-    grid = replace(described.grid, shape=shape, pixel=pixel)
-    about = (described.quantity, described.minutes, described.relation)
-    return Composite(path, described.product, described.time, grid, *about, finer, described.resampled)
+    return replace(described, grid=replace(described.grid, shape=shape, pixel=pixel), finer=finer)
 
 
 def candidates(source: Path) -> list[Path]:

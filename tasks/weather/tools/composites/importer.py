@@ -31,8 +31,8 @@ from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.platform.train.seeds import sequence
 from retable.tasks.weather.tools.composites import seviri
-from retable.tasks.weather.tools.composites.composites import Composite, stretches, survey
-from retable.tasks.weather.tools.composites.published import PRODUCTS, Relation
+from retable.tasks.weather.tools.composites.composites import stretches, survey
+from retable.tasks.weather.tools.composites.published import PRODUCTS, Composite, Relation
 from retable.tasks.weather.tools.composites.resample import NEAR, PIXEL
 from retable.tasks.weather.tools.composites.splits import FEWEST, Cut, Place, cut, slots
 from retable.tasks.weather.w4c import layout

@@ -26,7 +26,7 @@ from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.tasks.weather.tools.composites import grib
 from retable.tasks.weather.tools.composites.opening import LARGEST, content, form_of, hdf5
-from retable.tasks.weather.tools.composites.resample import PIXEL, flatten, plane
+from retable.tasks.weather.tools.composites.resample import PIXEL, coarse, flatten, plane
 from retable.tasks.weather.w4c import layout
 from retable.tasks.weather.w4c.frames import check_filters
 from retable.tasks.weather.w4c.preprocess import HIGHEST_RATE, MISSING, UNDETECTED
@@ -71,19 +71,46 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Described:
-    """What a file says of itself."""
+class Composite:
+    """One file, its rain not yet read."""
 
+    path: Path
     product: str
+    """Whose layout it is, of `PRODUCTS`; region names begin with it."""
     time: datetime
+    """What the file calls its own (nominal) time, UTC; of an accumulation, its end."""
     grid: Grid
-    quantity: Quantity
+    """The pixels that `read` gives."""
+    quantity: Quantity = "rate"
+    """What the file holds."""
     minutes: float = 0.0
     """Interval of an accumulation."""
     relation: Relation | None = None
-    """By which reflectivity becomes a rate."""
+    """a and b of Z = a R^b, by which `read` turns reflectivity into a rate."""
+    finer: int = 1
+    """How many of the file's pixels lie across one."""
     resampled: str = ""
-    """What the reader does to the file's pixels, in words; empty: nothing."""
+    """What the reader did to the file's pixels, in words; empty: nothing."""
+
+    def read(self, rows: slice = slice(None), columns: slice = slice(None)) -> Array:
+        """Return the rain rate of a window, float32 (rows, columns) in mm/h, with `MISSING` and `UNDETECTED`.
+
+        A pixel of several is the mean of those that were measured, and `MISSING` where they are less than half; dry
+        ones count as 0. NWC-SAF's and others' dry pixels are 0 where they have no other word for them.
+
+        Raises:
+            UserError: where the file cannot be read.
+
+        """
+        (height, width), finer = self.grid.shape, self.finer
+        window = scaled(rows, height, finer), scaled(columns, width, finer)
+        return coarse(read(self.path, *window, self.relation), finer)
+
+
+def scaled(window: slice, size: int, factor: int) -> slice:
+    """Return the window of fine pixels that one of coarse pixels means."""
+    start, stop, _ = window.indices(size)
+    return slice(start * factor, stop * factor)
 
 
 @dataclass(frozen=True)
@@ -155,8 +182,8 @@ def _rates(raw: Array, field: Field) -> Array:
     return rate
 
 
-def describe(path: Path) -> Described:
-    """Read what a file says of itself.
+def describe(path: Path) -> Composite:
+    """Read what a file says of itself, of its own pixels.
 
     Raises:
         UserError: where the file is truncated, foreign, or holds nothing that is rain.
@@ -167,7 +194,8 @@ def describe(path: Path) -> Described:
         if time.tzinfo is not None:
             time = time.astimezone(UTC).replace(tzinfo=None)
         resampled = grib.METHOD if name == "mrms" else ""
-        described = Described(name, time, grid, field.quantity, field.minutes, field.relation, resampled)
+        about = (field.quantity, field.minutes, field.relation)
+        described = Composite(path, name, time, grid, *about, resampled=resampled)
         _check_range(path, described)
         return described
 
@@ -203,7 +231,7 @@ def _raw(path: Path, file: Any, field: Field) -> Any:
     return file[field.key]
 
 
-def _check_range(path: Path, described: Described) -> None:
+def _check_range(path: Path, described: Composite) -> None:
     """Refuse what no composite says of itself, and what would not fit into memory."""
     (height, width), pixel = described.grid.shape, described.grid.pixel
     claim = ""

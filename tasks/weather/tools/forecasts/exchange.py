@@ -32,7 +32,7 @@ from retable.tasks.weather.predict import (
 )
 from retable.tasks.weather.tools.forecasts import netcdf
 from retable.tasks.weather.w4c.layout import Index
-from retable.tasks.weather.w4c.prepare import caution, check_simulation, describe
+from retable.tasks.weather.w4c.prepare import caution, check_simulation, describe, pixel_width
 
 SIZE = 252
 """Pixels across the competition's images: what others' weights were trained on."""
@@ -232,7 +232,7 @@ def write_netcdf(what: Opened, out: Path) -> Iterator[Path]:
             region=region,
             year=int(year),
             attributes=attributes,
-            grid=source.info.get("grids", {}).get(region),
+            grid=source.info.get("grids", {}).get(region) or {"step": pixel_width(source.info)},
         )
         yield path
 

@@ -19,8 +19,6 @@ from retable.platform.store.storage import whole_file
 from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import MINUTES
 
-PIXEL = 2000.0
-"""Width of the competition's pixels, metres."""
 NO_PLACE = "none: it is not known where the region lies; x and y count within the region"
 
 
@@ -46,7 +44,8 @@ def export(
         year: the competition's year; 0: of none.
         grid: where the region lies: `projdef` (PROJ's string), `x0` and `y0` (upper left corner of the upper left
             pixel, metres) and `step` (a pixel's width, metres). None, or without these, or with a projection that PROJ
-            does not understand or that is not in metres: x and y are kilometres within the region.
+            does not understand or that is not in metres: x and y are kilometres within the region, or pixels where
+            there is no `step`.
 
     The variable `probability` (sequence, lead_time, y, x) is packed in signed bytes, as CF-1.8 packs no unsigned ones;
     0.5 is exact. Raises ValueError where there are not as many times as sequences.
@@ -97,10 +96,11 @@ def write_place(file: Any, grid: Mapping[str, Any] | None, shape: tuple[int, ...
     rows, columns = (np.arange(side) + 0.5 for side in shape)
     system = projection(grid["projdef"]) if grid and {"projdef", "x0", "y0", "step"} <= set(grid) else None
     if grid is None or system is None:
-        width = float((grid or {}).get("step", PIXEL)) / 1000
-        about = "distance from the region's {} edge"
-        variable(file, "y", ("y",), width * rows[::-1], units="km", axis="Y", long_name=about.format("lower"))
-        variable(file, "x", ("x",), width * columns, units="km", axis="X", long_name=about.format("left"))
+        step = (grid or {}).get("step")
+        width, units, of = (float(step) / 1000, "km", "") if step else (1.0, "1", ", in pixels")
+        about = f"distance from the region's {{}} edge{of}"
+        variable(file, "y", ("y",), width * rows[::-1], units=units, axis="Y", long_name=about.format("lower"))
+        variable(file, "x", ("x",), width * columns, units=units, axis="X", long_name=about.format("left"))
         return {}
     y, x = grid["y0"] - grid["step"] * rows, grid["x0"] + grid["step"] * columns
     # Of a geostationary view too in metres, as NWC-SAF's files and PROJ have them: GDAL misplaces CF's angles.

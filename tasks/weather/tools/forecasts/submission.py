@@ -26,8 +26,7 @@ import numpy as np
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import whole_file
-from retable.tasks.weather.config import CORE_REGIONS, TRANSFER_REGIONS
-from retable.tasks.weather.metrics import cut
+from retable.tasks.weather.config import CORE_REGIONS, STEPS, TRANSFER_REGIONS
 
 CORE = tuple((year, region) for year in (2019, 2020) for region in CORE_REGIONS)
 """What the core challenge asks for: 14 files."""
@@ -48,14 +47,13 @@ UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, 
 """How zipfile, gzip and h5py complain of broken, encrypted or odd files."""
 
 
-def write(path: Path, predictions: Iterable[tuple[int, str, Array]], threshold: float, channel: bool = True) -> None:
+def write(path: Path, predictions: Iterable[tuple[int, str, Array]]) -> None:
     """Write a submission; equal predictions give equal bytes.
 
     Args:
         path: the zip to write; it appears only when it is whole.
         predictions: year, region and `steps` uint8 (n, L, S, S), one region and year after another; only one is held.
-        threshold: probability from which on rain is forecast. Where it differs by region, give steps of 0 and 200.
-        channel: write the channel of the description; False: four axes, as the authors did.
+            From half of the steps on, rain is forecast.
 
     Raises:
         ValueError: where a region and year comes twice, or steps have other axes.
@@ -71,17 +69,17 @@ def write(path: Path, predictions: Iterable[tuple[int, str, Array]], threshold: 
             written.add(name)
             entry = zipfile.ZipInfo(name)  # dated 1980, whenever it is written
             entry.external_attr = 0o644 << 16
-            archive.writestr(entry, packed(steps, threshold, channel))
+            archive.writestr(entry, packed(steps))
 
 
-def packed(steps: Array, threshold: float, channel: bool) -> bytes:
+def packed(steps: Array) -> bytes:
     """Return the HDF5 file of one region and year, made sequence by sequence."""
-    shape = (len(steps), 1, *steps.shape[1:]) if channel else steps.shape
+    shape = (len(steps), 1, *steps.shape[1:])
     buffer = io.BytesIO()
     with h5py.File(buffer, "w") as file:
         data = file.create_dataset(KEY, shape, "f4", chunks=(1, *shape[1:]), compression="gzip", shuffle=True)
         for sequence, forecast in enumerate(steps):
-            data[sequence] = (forecast >= cut(threshold)).reshape(shape[1:])
+            data[sequence] = (forecast >= STEPS // 2).reshape(shape[1:])
     return buffer.getvalue()
 
 
