@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +10,8 @@ import psutil
 from benchmarks import serving
 
 REQUESTS = 10_000
+CLIENTS = 16
+"""Each asks again once it is answered."""
 
 
 def measure() -> dict[str, Any]:
@@ -21,24 +22,9 @@ def measure() -> dict[str, Any]:
             (pid, *_) = server.replicas[name]
             sizes = []
             for count in (REQUESTS // 10, REQUESTS - REQUESTS // 10):
-                ask(call, count)
+                with ThreadPoolExecutor(CLIENTS) as pool:
+                    list(pool.map(call, range(count)))
                 sizes.append(serving.pss(psutil.Process(pid)))
             results |= {f"{name}/memory_mb": sizes[1] / 1e6, f"{name}/growth": sizes[1] / sizes[0] - 1}
             print(f"  {name}: {results[f'{name}/growth']:.1%}", flush=True)
         return results | {"requests_of_each": REQUESTS}
-
-
-def ask(call: serving.Call, count: int, clients: int = 16) -> None:
-    """Ask so often, of so many clients that each ask again once they are answered."""
-    places, lock = iter(range(count)), threading.Lock()
-
-    def client(_: int) -> None:
-        while True:
-            with lock:
-                place = next(places, None)
-            if place is None:
-                return
-            call(place)
-
-    with ThreadPoolExecutor(clients) as pool:
-        list(pool.map(client, range(clients)))

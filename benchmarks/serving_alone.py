@@ -6,33 +6,16 @@ from typing import Any
 from retable.serve.deployments import audio, rl, style, weather
 
 
-class Policies(rl.Policies):
-    """Policies, one request at a time."""
+def _alone(base: Any) -> Any:
+    """Return the class of a deployment that takes one request at a time."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self: Any, *given: Any, **named: Any) -> None:
+        base.__init__(self, *given, **named)
         self.batch.set_max_batch_size(1)
 
-
-class Styles(style.Styles):
-    """Styles, one photograph at a time."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.batch.set_max_batch_size(1)
+    return type(base.__name__, (base,), {"__init__": __init__, "__module__": __name__})
 
 
-class Retrieval(audio.Retrieval):
-    """Retrieval, one query at a time."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.batch.set_max_batch_size(1)
-
-
-class Forecasters(weather.Forecasters):
-    """Forecasters, one forecast at a time."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.batch.set_max_batch_size(1)
+Policies, Styles, Retrieval, Forecasters = map(
+    _alone, (rl.Policies, style.Styles, audio.Retrieval, weather.Forecasters)
+)

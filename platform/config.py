@@ -279,6 +279,14 @@ def parent(config: C) -> C | None:
     return override(type(config)(), dict(init.overrides)) if isinstance(init, Parent) else None
 
 
+def lineage(config: C) -> list[C]:
+    """Return a config, and those of the runs that it descends from, the first of them last."""
+    configs = [config]
+    while (ancestor := parent(configs[-1])) is not None:
+        configs.append(ancestor)
+    return configs
+
+
 def init_of(config: object) -> Scratch | Parent | Weights:
     """Return how a config's run is initialized; `Scratch` if its task has no such field."""
     start: Scratch | Parent | Weights = getattr(config, "init", Scratch())

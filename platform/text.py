@@ -50,6 +50,11 @@ def clock(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
+def is_number(value: object) -> bool:
+    """Return whether a value of JSON is a number, NaN and infinities too."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def plural(number: int, noun: str) -> str:
     """Return a number and its noun."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

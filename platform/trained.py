@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retable.platform.config import OwnConfig, OwnView, changes_of, exact_changes, fingerprint, override, set_line
+from retable.platform.config import OwnConfig, OwnView, changes_of, fingerprint, override
 from retable.platform.console import errors
 from retable.platform.errors import UserError
 from retable.platform.execute.scoring import predict_and_score
@@ -103,11 +103,6 @@ class TrainedRun:
                 raise UserError(f"run {self.fingerprint}: {failure}")
         kept = self.folder.scores(seen, weights)
         return dict(kept["metrics"]) if kept else {}
-
-    @property
-    def set_line(self) -> str:
-        """The `--set` options that give this config."""
-        return set_line(exact_changes(self.config))
 
     def __repr__(self) -> str:
         return notebook.run_text(self)

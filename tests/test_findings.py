@@ -7,7 +7,8 @@ import re
 import pytest
 
 from retable.platform.report import measured
-from retable.platform.report.findings import Cited, as_text, findings, wrong
+from retable.platform.report.findings import Cited, as_text, findings
+from retable.platform.report.render import number
 from retable.platform.report.write import read_request, sections, write_report
 from retable.platform.spec.task import names
 from tests import documents
@@ -29,6 +30,27 @@ def shipped(tmp_path_factory):
             if read_request(place, f"tables/{file}")["table"] not in cited:
                 place.remove(f"tables/{file}")
     return storage, [part for place in places for part in sections(place, storage / "report")]
+
+
+def wrong(pieces, parts):
+    """Return a line for each cited number that differs from its cell, or whose cell is not in these tables."""
+    lines = []
+    for cited in pieces:
+        if isinstance(cited, str):
+            continue
+        cells = [
+            number(cell.published if cited.published else cell.mean, column.format)
+            for part in parts
+            if part.name == cited.table
+            for row in part.rows
+            if row.label == cited.row
+            for column, cell in zip(part.columns, row.cells, strict=True)
+            if column.header == cited.column
+        ]
+        if cited.text not in cells:
+            where = " | ".join([cited.table, cited.row, cited.column, *(["published"] if cited.published else [])])
+            lines.append(f"{cited.text}: {where} says {', '.join(cells) or 'nothing'}")
+    return lines
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -39,7 +39,8 @@ def execute(work: Plan, resources: Resources, finish: Callable[[], object] = lam
             on, work = work.measure_on, work.again()
             work.measure_on = on
         work.data_notes()  # data that do not fit are refused before Ray starts
-        with ray_cluster(nested=_in_groups(work, resources)):
+        in_groups = any(resources.needs(each.task, each.config, 0.0).workers > 1 for each in work.missing)
+        with ray_cluster(nested=in_groups):
             check_nodes(work.storage)
             if work.measure_on and work.unmeasured:
                 resource_of(work.measure_on)  # a mistake is told before anything is trained
@@ -49,11 +50,6 @@ def execute(work: Plan, resources: Resources, finish: Callable[[], object] = lam
             if work.unmeasured:
                 finish()
             return failures | measure_all(work, resources)
-
-
-def _in_groups(work: Plan, resources: Resources) -> bool:
-    """Return whether any training of a plan takes several workers."""
-    return any(resources.needs(each.task, each.config, 0.0).workers > 1 for each in work.missing)
 
 
 def _at_once(work: Plan) -> list[Training]:

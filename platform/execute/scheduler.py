@@ -52,9 +52,7 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
         jobs += stacks(group, stack_size(needs, gpus, resources.stack, len(todo)))
     jobs.sort(key=lambda stack: min(map(plan.start_order, stack)))
     takes = [largest(resources.needs(each.task, each.config, gpus) for each in stack) for stack in jobs]
-    known = {needs: needs for needs in takes}  # one object each: what trials are asked for is sent with each
-    takes = [known[needs] for needs in takes]
-    for needs in known:
+    for needs in set(takes):
         check(needs)
     with ProgressBoard("training", len(todo), sum(t.task.cost(t.config) for t in todo)).show() as board:
         datasets = DatasetCache(launch.storage, resources.stream, board)
@@ -70,7 +68,7 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
                 launch,
                 watch,
                 lambda spec: takes[spec["job"]],
-                reuse=all(needs.workers == 1 for needs in known),
+                reuse=all(needs.workers == 1 for needs in takes),
                 search_alg=flow.searcher(),
                 num_samples=-1,
                 max_concurrent_trials=max(_LEAST_PENDING, int(1.1 * possible_resources().get("CPU", 1))),
@@ -128,8 +126,6 @@ class Scheduler:
     """Number of running Train groups."""
     not_begun: int = 0
     """Number of trainings that did not start before the deadline."""
-    room: dict[Requirements, int] = field(default_factory=dict)
-    """Resources of a Train group -> how many such fit the cluster; cleared at each poll."""
 
     def __post_init__(self) -> None:
         trainings = [training for stack in self.stacks for training in stack]
@@ -234,9 +230,7 @@ class Scheduler:
             return None
         needs = self.needs(self.ready[0])
         if needs.workers > 1:
-            if needs not in self.room:
-                self.room[needs] = concurrent(needs)
-            if self.groups >= self.room[needs]:
+            if self.groups >= concurrent(needs):
                 return None
             self.groups += 1
         self.running += 1
@@ -268,7 +262,7 @@ class Scheduler:
         return not (self.ready or self.blocked or self.running or self.held_by_others)
 
     def poll(self) -> None:
-        """Process loaded datasets, completed tasks, the size of the cluster, and runs that other commands own."""
+        """Process loaded datasets, completed tasks, and runs that other commands own."""
         if self.datasets.poll():
             self.release_ready()
         if time.monotonic() - self.polled < POLL_SECONDS:
@@ -276,7 +270,6 @@ class Scheduler:
         self.polled = time.monotonic()
         if self.after is not None:
             self.after.poll()
-        self.room.clear()
         for path, (spec, watcher) in list(self.held_by_others.items()):
             number = watcher.poll()
             if number or watcher.folder.result() is not None:
@@ -384,7 +377,7 @@ class After:
         import ray
 
         # Of both kinds, as either may hold the CPUs of the other.
-        pending: list[object] = [*self.scorer.pending, *self.joiner.actors.running]
+        pending: list[object] = [*self.scorer.pending, *self.joiner.tasks.running]
         count = len(pending) if seconds == 0 else 1
         for ref in ray.wait(pending, num_returns=count, timeout=seconds)[0] if pending else []:
             if ref in self.scorer.pending:

@@ -109,44 +109,40 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
     """Predict every shard of one view of a finished run that is not there yet; return why it failed, or None."""
     from retable.platform.train.worker import threads
 
-    with threads(1):  # a notebook that asks for scores keeps its own number
-        return _predict_shards(task_name, config, view, folder, joined)
-
-
-def _predict_shards(task_name: str, config: Config, view: View, folder: RunFolder, joined: bool) -> str | None:
     task = find(task_name)
     try:
-        source = _source_of(task, config, folder)
-        place = folder.artifacts(view, weights_digest(folder, view))
-        names = ("predictions.npz", "summary.npz") if joined else ("summary.npz",)
-        weights, again = None, _begun_again()
-        for shard in task.shards(config, view, source):
-            if all(place.exists(f"{shard}/{name}") for name in names):
-                continue
-            if again:
-                _count_death(place, shard)
-                again = False
-            weights = weights or folder.weights(view.epoch)
-            predictions = task.predict(config, view, weights, source, shard)
-            if joined:
-                write_arrays(place, f"{shard}/predictions.npz", predictions)
-            write_arrays(place, f"{shard}/summary.npz", task.summarise(config, view, predictions, source, shard))
-        if weights is not None:
-            place.remove("deaths.json")
-            folder.folder.remove(f"views/{view_key(view)}/{TRACEBACK}")
+        with threads(1):  # a notebook that asks for scores keeps its own number
+            source = _source_of(task, config, folder)
+            place = folder.artifacts(view, weights_digest(folder, view))
+            names = ("predictions.npz", "summary.npz") if joined else ("summary.npz",)
+            weights, again = None, begun_again()
+            for shard in task.shards(config, view, source):
+                if all(place.exists(f"{shard}/{name}") for name in names):
+                    continue
+                if again:
+                    count_death(place, shard)
+                    again = False
+                weights = weights or folder.weights(view.epoch)
+                predictions = task.predict(config, view, weights, source, shard)
+                if joined:
+                    write_arrays(place, f"{shard}/predictions.npz", predictions)
+                write_arrays(place, f"{shard}/summary.npz", task.summarise(config, view, predictions, source, shard))
+            if weights is not None:
+                place.remove("deaths.json")
+                folder.folder.remove(f"views/{view_key(view)}/{TRACEBACK}")
     except Exception as error:
         return failed(folder, view, error)
     return None
 
 
-def _begun_again() -> bool:
+def begun_again() -> bool:
     """Return whether Ray retries this task after its process died."""
     import ray
 
     return ray.is_initialized() and ray_compat.task_attempt() > 0
 
 
-def _count_death(place: Storage, shard: str) -> None:
+def count_death(place: Storage, shard: str) -> None:
     """Count a process that died while predicting a shard: a lost machine is no fault of the shard, three are.
 
     Raises:

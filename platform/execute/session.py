@@ -525,39 +525,29 @@ def growth() -> dict[str, float]:
     import ray
 
     reported = ray_compat.autoscaler_limits() if ray.is_initialized() else {}
-    return reported or _launched() or scheduled()
+    return reported or _configured()
 
 
 @functools.cache
-def _launched() -> dict[str, float]:
-    """Return the same of the cluster launcher's file, which lies on the head: its autoscaler does not report it."""
+def _configured() -> dict[str, float]:
+    """Return the same by the cluster launcher's file, which lies on the head, or by KubeRay of the cluster of this pod.
+
+    Their autoscalers do not report it.
+    """
     import yaml
 
-    path = Path("~/ray_bootstrap_config.yaml").expanduser()
+    launcher, namespace = Path("~/ray_bootstrap_config.yaml").expanduser(), Path(f"{SERVICE_ACCOUNT}/namespace")
+    name = os.environ.get("RAY_CLUSTER_NAME")
     try:
-        return _most(yaml.safe_load(path.read_text()))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        why = one_line(error)
-        errors.print(
-            f"note: {path} is no file of Ray's cluster launcher; the cluster is taken as it is ({why})", markup=False
-        )
-        return {}
-
-
-@functools.cache
-def scheduled() -> dict[str, float]:
-    """Return the same of KubeRay's cluster that this pod is of: its autoscaler does not report it either."""
-    name, namespace = os.environ.get("RAY_CLUSTER_NAME"), Path(f"{SERVICE_ACCOUNT}/namespace")
-    if not name or not namespace.is_file():
-        return {}
-    try:
-        return _most(ray_compat.kuberay_config(name, namespace.read_text().strip()))
-    except Exception as error:  # Ray's client raises whatever comes
-        why = one_line(error)
-        errors.print(f"note: Kubernetes does not say how far {name} may grow; it is taken as it is ({why})")
-        return {}
+        if launcher.exists():
+            return _most(yaml.safe_load(launcher.read_text()))
+        if name and namespace.is_file():
+            return _most(ray_compat.kuberay_config(name, namespace.read_text().strip()))
+    except Exception as error:  # a file may hold anything, and Ray's client raises whatever comes
+        who, what = (launcher, "the cluster") if launcher.exists() else ("Kubernetes", name)
+        line = f"note: {who} does not say how far {what} may grow; it is taken as it is ({one_line(error)})"
+        errors.print(line, markup=False)
+    return {}
 
 
 def _most(config: Mapping[str, Any]) -> dict[str, float]:

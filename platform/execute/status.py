@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from math import inf
 from statistics import median
@@ -25,7 +26,7 @@ def of_storage(storage: Storage) -> dict[str, object]:
     active = sorted((run for run in runs if run.state in _ACTIVE), key=lambda run: (_ACTIVE.index(run.state), run.host))
     return {
         "states": dict(Counter(run.state for run in runs)),
-        "active": [run.as_json() | {"seconds_left": seconds_left(storage, run)} for run in active],
+        "active": [asdict(run) | {"seconds_left": seconds_left(storage, run)} for run in active],
     }
 
 

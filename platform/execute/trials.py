@@ -406,16 +406,21 @@ def _trainer_of(members: Members, launch: Launch, needs: Requirements) -> TorchT
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.tune.integration.ray_train import TuneReportCallback
 
+    share = cpu_share(needs.workers)
+    each = {"CPU": share, "memory": trial_memory(share, needs.gpus, needs.memory)}
     return TorchTrainer(
         _train_worker,
         train_loop_config={"members": members, "launch": launch},
         torch_config=TorchConfig(timeout_s=launch.hung),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=needs.workers, use_gpu=needs.gpus > 0, resources_per_worker=_each_worker(needs)
+            num_workers=needs.workers,
+            use_gpu=needs.gpus > 0,
+            resources_per_worker=each | ({"GPU": needs.gpus} if needs.gpus else {}),
         ),
         run_config=ray.train.RunConfig(
             name=f"train-{uuid.uuid4().hex[:12]}",  # one used before would make Train resume its own snapshot
-            **_ray_storage(launch),
+            storage_path=f"{launch.storage.root}/{launch.scratch}",  # beside ours, so that every node sees it
+            storage_filesystem=None if launch.storage.is_local else launch.storage.filesystem,
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),  # type: ignore[call-arg]
             callbacks=[TuneReportCallback()],  # type: ignore[list-item, no-untyped-call]
         ),
@@ -434,22 +439,6 @@ def workers_now(needs: Requirements, batch: int) -> int:
         return batch % workers == 0 and cpus / workers >= 0.45 and workers * needs.gpus <= gpus
 
     return next(filter(fits, range(needs.workers, 0, -1)), needs.workers)
-
-
-def _each_worker(needs: Requirements) -> dict[str, float]:
-    """Return the resource request of each worker of a Train group."""
-    share = cpu_share(needs.workers)
-    memory = trial_memory(share, needs.gpus, needs.memory)
-    return {"CPU": share, "memory": memory, **({"GPU": needs.gpus} if needs.gpus else {})}
-
-
-def _ray_storage(launch: Launch) -> dict[str, Any]:
-    """Return where Train keeps the state of its groups while they run: beside ours, so that every node sees it."""
-    storage = launch.storage
-    return {
-        "storage_path": f"{storage.root}/{launch.scratch}",
-        "storage_filesystem": None if storage.is_local else storage.filesystem,
-    }
 
 
 def _train_worker(settings: Mapping[str, Any]) -> None:

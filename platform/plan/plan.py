@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from retable.platform.config import Config, Parent, View, describe, differences, init_of, override, parent
+from retable.platform.config import Config, Parent, View, describe, differences, init_of, lineage, override, parent
 from retable.platform.errors import UserError
 from retable.platform.spec.table import (
     Combined,
@@ -236,7 +236,7 @@ class Plan:
         found: dict[str, float] = {}
         for training in self.missing:
             chain = 0.0
-            for config in reversed(_lineage(training.config)):
+            for config in lineage(training.config):
                 chain += training.task.cost(config)
                 path = RunFolder.of(self.storage, training.task, config).path
                 found[path] = max(chain, found.get(path, 0.0))
@@ -251,7 +251,7 @@ class Plan:
         claimed = [each for name in self.tables for each in self._claimed(name)]
         for _, task, rows in sorted(claimed, key=lambda each: each[0]):
             for replicate in filter(None, itertools.chain(*itertools.zip_longest(*rows))):
-                for config in _lineage(replicate.config):
+                for config in reversed(lineage(replicate.config)):
                     turns.setdefault(RunFolder.of(self.storage, task, config).path, len(turns))
         return turns
 
@@ -423,14 +423,6 @@ def _leave_untrained(plan: Plan) -> None:
     plan.combinings = [c for c in plan.combinings if all(m.folder.path in plan.trainings for m in c.members)]
 
 
-def _lineage(config: Config) -> list[Config]:
-    """Return a config after those of the runs that it descends from, the first one first."""
-    configs = [config]
-    while (ancestor := parent(configs[0])) is not None:
-        configs.insert(0, ancestor)
-    return configs
-
-
 _LACKING = {
     "new": "not trained",
     "to be continued": "not trained to the end",
@@ -529,10 +521,7 @@ def _add_prediction(plan: Plan, scoring: Scoring, view: View, joined: bool) -> N
 
 def combinings(plan: Plan, name: str, row: Combined) -> list[Combining]:
     """Return the replicates of a combined row: one for each point of the axes that all its members have."""
-    task, table = plan.tables[name]
-    unknown = set(row.of) - {other.label for other in table.rows if isinstance(other, Row)}
-    if unknown:
-        raise ValueError(f"{name}: the row {row.label!r} combines unknown rows: {', '.join(sorted(unknown))}")
+    task, _ = plan.tables[name]
     members = [plan.replicates[name].get(label, []) for label in row.of]
     combined = []
     for first in members[0]:
@@ -709,14 +698,11 @@ def read_timing(storage: Storage, path: str) -> dict[str, Any]:
 def _timing_path(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str:
     """Return the path of a measurement: by its function, arguments, config and this kind of device."""
     run = RunFolder.of(plan.storage, task, replicate.config).fingerprint
-    arguments = "".join(f"-{name}={row.arguments[name]}" for name in sorted(row.arguments) if _is_told(row, name))
+    usual = inspect.signature(row.measure).parameters
+    told = sorted((name, value) for name, value in row.arguments.items() if value != usual[name].default)
+    arguments = "".join(f"-{name}={value}" for name, value in told)
     name = stored_key(row.measure, row.measure.__name__)
     return f"measurements/{task.name}/{name}{arguments}-{run}-{device_slug()}.json"
-
-
-def _is_told(row: Measurement, name: str) -> bool:
-    """Return whether an argument of a measurement differs from its function's default."""
-    return bool(inspect.signature(row.measure).parameters[name].default != row.arguments[name])
 
 
 def device_slug() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from retable.platform.config import fingerprint, override_lineage, parent
+from retable.platform.config import fingerprint, lineage, override_lineage
 from retable.platform.plan.plan import Plan
 from retable.platform.spec.table import AnyRow, AnyTable, Combined, Measurement, Replicate, Results, expand
 from retable.platform.spec.task import Task, find_scale, table_at
@@ -81,10 +81,8 @@ def _published_data(storage: Storage, task: Task, row: AnyRow, behind: Iterable[
     if isinstance(row, Measurement) and not row.reads_data:
         return True
     readers: dict[str, list[RunFolder]] = {}
-    for config in (each.config for each in behind):
-        while config is not None:
-            readers.setdefault(task.dataset.where(config), []).append(RunFolder.of(storage, task, config))
-            config = parent(config)
+    for config in (config for each in behind for config in lineage(each.config)):
+        readers.setdefault(task.dataset.where(config), []).append(RunFolder.of(storage, task, config))
     infos = [data_info(storage, where, runs) for where, runs in readers.items()]
     return all(info is not None and task.dataset.published(info) for info in infos)
 

@@ -22,6 +22,7 @@ from retable.platform.store.query import Files, Run, list_runs, look_at
 from retable.platform.store.records import Malformed, check_content
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Record, Storage
+from retable.platform.text import is_number
 
 Pairs: TypeAlias = dict[str, tuple[object, object]]
 """Name -> the values of two runs; None where one has none."""
@@ -174,7 +175,7 @@ def describe_run(folder: RunFolder) -> Record:
         path.split("/")[1]: read(path) for path in sorted(files) if re.fullmatch(r"views/[^/]+/scores\.json", path)
     }
     return {
-        **run.as_json(),
+        **asdict(run),
         "metrics": result.get("metrics") or log,
         "result": {name: value for name, value in result.items() if name != "metrics"},
         "provenance": made,
@@ -261,11 +262,7 @@ def _changes(first: Mapping[str, object], second: Mapping[str, object]) -> Pairs
 
 
 def _shared(first: Mapping[str, object], second: Mapping[str, object]) -> Pairs:
-    return {name: (value, second[name]) for name, value in first.items() if name in second and _number(value)}
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return {name: (value, second[name]) for name, value in first.items() if name in second and is_number(value)}
 
 
 def _data(run: Record) -> Record:

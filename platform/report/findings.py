@@ -7,11 +7,9 @@ Each number links to its cell, `[0.1437](<rl/table1 | SNIP 95 % | Actor>)`, or t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from retable.platform.report.render import number
-from retable.platform.report.results import FilledTable
 from retable.platform.spec.task import folder, names
 
 _CITED = re.compile(r"\[([^\]]+)\]\(<([^|>]+) \| ([^|>]+) \| ([^|>]+?)(?: \| (published))?>\)")
@@ -27,11 +25,6 @@ class Cited:
     column: str
     published: bool = False
     """Whether it is the cell's published value, not the measured one."""
-
-    @property
-    def where(self) -> str:
-        """The cell, as a link names it."""
-        return " | ".join([self.table, self.row, self.column, *(["published"] if self.published else [])])
 
 
 def findings(task: str) -> list[str | Cited]:
@@ -49,23 +42,3 @@ def findings(task: str) -> list[str | Cited]:
 def as_text(pieces: Iterable[str | Cited]) -> str:
     """Return findings as plain text."""
     return "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
-
-
-def wrong(pieces: Iterable[str | Cited], parts: Sequence[FilledTable]) -> list[str]:
-    """Return a line for each cited number that differs from its cell, or whose cell is not in these tables."""
-    lines = []
-    for cited in pieces:
-        if isinstance(cited, str):
-            continue
-        cells = [
-            number(cell.published if cited.published else cell.mean, column.format)
-            for part in parts
-            if part.name == cited.table
-            for row in part.rows
-            if row.label == cited.row
-            for column, cell in zip(part.columns, row.cells, strict=True)
-            if column.header == cited.column
-        ]
-        if cited.text not in cells:
-            lines.append(f"{cited.text}: {cited.where} says {', '.join(cells) or 'nothing'}")
-    return lines

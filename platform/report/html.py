@@ -101,7 +101,8 @@ def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[
     devices = Counter(str(run["provenance"].get("device", "unknown")) for run in runs.values())
     trainings = sum(paper.full.get("trainings", 0) for paper in papers)
     full = sum(paper.full.get("core_seconds", 0) for paper in papers)
-    outcome, came = (_verdicts(some) for some in (own, [part for part in parts if forms.sent(part)]))
+    counts = (total(papers_of(in_order(some))) for some in (own, [part for part in parts if forms.sent(part)]))
+    outcome, came = (", ".join(f"{status}: {count}" for status, count in some.items()) for some in counts)
     scales = ", ".join(sorted({part.scale for part in own}, key=rank))
     return [
         ("scope", f"{filled} rows of {sum(part.filled for part in own)} tables and figures, {len(runs):,} runs behind "
@@ -114,11 +115,6 @@ def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[
         ("outcome", outcome or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
         *([("came along", f"{came}; measured before, and shown beside what was run here", "–")] if came else []),
     ]  # fmt: skip
-
-
-def _verdicts(parts: Sequence[FilledTable]) -> str:
-    counted = total(papers_of(in_order(parts)))
-    return ", ".join(f"{status}: {count}" for status, count in counted.items())
 
 
 def total(papers: Sequence[Paper]) -> Mapping[Status, int]:

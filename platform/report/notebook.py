@@ -19,7 +19,7 @@ from retable.platform.plan.plan import Plan
 from retable.platform.spec.task import SMOKE
 from retable.platform.store.query import FIELDS, Run, differs, usual
 from retable.platform.store.storage import Record
-from retable.platform.text import clock, cut
+from retable.platform.text import clock, cut, is_number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +68,7 @@ class Runs(list[Run]):
         """Return a line a run: what is known of it, then its config."""
         import pandas as pd
 
-        lines = [{**{name: run.value(name) for name in FIELDS}, **_only_config(run.config)} for run in self]
+        lines = [{name: run.value(name) for name in dict.fromkeys([*FIELDS, *run.config])} for run in self]
         return pd.DataFrame(lines, columns=None if lines else FIELDS)
 
     def _grid(self) -> tuple[list[str], Rows]:
@@ -82,10 +82,6 @@ class Runs(list[Run]):
     def _repr_html_(self) -> str:
         header, rows = self._grid()
         return render("grid", title=f"{len(self)} runs", header=header, rows=rows[:ROWS], more=len(rows) - ROWS)
-
-
-def _only_config(config: Mapping[str, object]) -> dict[str, object]:
-    return {path: value for path, value in config.items() if path not in FIELDS}
 
 
 def text_grid(header: Sequence[str], rows: Rows, width: int = WIDTH, most: int = ROWS) -> str:
@@ -243,7 +239,8 @@ def curves(history: Sequence[Record]) -> list[dict[str, object]]:
     """Return for each metric of a log a line to draw, in a box of 100 x 40: the first few that have numbers."""
     charts: list[dict[str, object]] = []
     for name in _main_names({name: 0 for row in history for name in row}):
-        points = [(float(row["epoch"]), float(row[name])) for row in history if _is_number(row.get(name))]
+        rows = [row for row in history if is_number(row.get(name)) and math.isfinite(row[name])]
+        points = [(float(row["epoch"]), float(row[name])) for row in rows]
         if points:
             charts.append({"name": name, "points": _scaled(points), "last": f"{points[-1][1]:.4g}",
                           "from": f"{points[0][1]:.4g}", "epochs": f"{points[-1][0]:g}"})  # fmt: skip
@@ -253,10 +250,6 @@ def curves(history: Sequence[Record]) -> list[dict[str, object]]:
 def _main_names(metrics: Mapping[str, object]) -> list[str]:
     """Return the names of metrics, those first that are of the whole (`loss`, not `loss/layer1`)."""
     return sorted((name for name in metrics if name not in _AXES), key=lambda name: "/" in name)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _scaled(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -207,15 +207,15 @@ def markdown(part: FilledTable) -> str:
         lines += [f"![{_plain(part.title)}]({slug_of(part)}.png)", ""]
     lines += [f"*{_plain(line)}*\n" for line in bundled(part)]
     lines += [f"{_plain(commit_line)}\n"] if (commit_line := commits(part)) else []
-    lines += [*map(_claim_line, in_order(part.claims)), ""] if part.claims else []
+    lines += [
+        f"- **{claim.status}** ({'ours' if claim.ours else 'paper'}): {_plain(claim.text)} — {_plain(claim.because)}"
+        for claim in in_order(part.claims)
+    ]
+    lines += [""] if part.claims else []
     if notes := [*filter(None, [part.note, taken(part), other_code(part)]), *remarks(part)]:
         lines += ["<details><summary>Settings and remarks</summary>", "", *(f"{_plain(note)}\n" for note in notes)]
         lines += ["</details>"]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _claim_line(claim: FilledClaim) -> str:
-    return f"- **{claim.status}** ({'ours' if claim.ours else 'paper'}): {_plain(claim.text)} — {_plain(claim.because)}"
 
 
 def _line(words: Sequence[str]) -> str:

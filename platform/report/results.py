@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from retable.platform.config import Config, exact_changes, fingerprint, flatten, parent, set_line
+from retable.platform.config import Config, exact_changes, fingerprint, flatten, lineage, parent, set_line
 from retable.platform.execute import ensembles, scoring
 from retable.platform.plan.plan import Combining, Plan, combinings, read_timing, timing_read
 from retable.platform.report import comparable, notebook
@@ -410,15 +410,13 @@ def _full(task: Task, name: str) -> dict[str, float]:
     table = comparable.published_table(task, name)
     if table is None:
         return {}
-    configs: dict[str, object] = {}
-    for row in table.rows:
-        for replicate in (
-            expand(table, row, task.config(), task.view()) if isinstance(row, Row) and not row.absent else ()
-        ):
-            config = replicate.config
-            while config is not None and (digits := fingerprint(task.name, task.version, config)) not in configs:
-                configs[digits] = config
-                config = parent(config)
+    configs = {
+        fingerprint(task.name, task.version, config): config
+        for row in table.rows
+        if isinstance(row, Row) and not row.absent
+        for replicate in expand(table, row, task.config(), task.view())
+        for config in lineage(replicate.config)
+    }
     return {"trainings": len(configs), "core_seconds": sum(map(task.cost, configs.values()))}
 
 

@@ -75,17 +75,15 @@ class Estimate:
         level = "" if self.level == 0.95 else f" at {100 * self.level:g} %" + "," * bool(self.about)
         return f"{value} [{low}, {high}]{level} {self.about}".strip()
 
-    def status(self, low: float = 0.0, high: float = math.inf) -> Status:
-        """Return whether the true number lies between two others: all of the interval does, none of it, or some."""
-        return _status((self.low, self.high), low, high)
-
     def verdict(self, low: float = 0.0, high: float = math.inf) -> Verdict:
         """Return the verdict that the true number lies between two bounds (default: above 0).
+
+        That holds where all of the interval does, and does not where none of it does.
 
         It prints the interval that it judges by, with as many digits as show why; where that separates nothing, also
         how many seeds would.
         """
-        status = self.status(low, high)
+        status = _status((self.low, self.high), low, high)
         forms = (_finer(self.form, digits) for digits in range(16))
         agree = (form for form in forms if _status(self._printed(form), low, high) == status)
         more = self.more(low, high) if status == "not separable" else ""

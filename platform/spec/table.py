@@ -555,14 +555,13 @@ def choose_rows(table: AnyTable, patterns: Sequence[str]) -> AnyTable:
     for row in table.rows:
         if isinstance(row, Combined) and row.label in wanted:
             wanted |= {*row.of, *row.needs}
-    rows = [row if row.label in wanted else dataclasses.replace(row, absent=_by_rows(row)) for row in table.rows]
+    rows = [
+        row if row.label in wanted else dataclasses.replace(row, absent="; ".join(filter(None, (BY_ROWS, row.absent))))
+        for row in table.rows
+    ]
     count = len(rows) - sum(map(hidden, rows))
     note = f"{table.note} {count} of {len(rows)} rows were chosen by --rows." if patterns else table.note
     return dataclasses.replace(table, rows=rows, note=note.strip())
-
-
-def _by_rows(row: AnyRow) -> str:
-    return f"{BY_ROWS}; {row.absent}" if row.absent else BY_ROWS
 
 
 def hidden(row: AnyRow) -> bool:

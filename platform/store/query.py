@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, get_args
 
@@ -66,10 +66,6 @@ class Run:
     bundle: str = ""
     """First digits of the bundle that it came in; empty for a run that was trained here."""
     config: Record = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, object]:
-        """Return it as plain data."""
-        return asdict(self)
 
     def value(self, name: str) -> object:
         """Return one of these fields, or of the config's, by its path; None where the run has none such."""

@@ -88,17 +88,17 @@ def test_a_cluster_that_grows_counts_for_what_it_may_become(machine, monkeypatch
     monkeypatch.undo()
     monkeypatch.setattr(cluster, "cluster_resources", lambda: {"CPU": 0.0, "memory": 5.0})
     monkeypatch.setenv("HOME", str(tmp_path))
-    cluster._launched.cache_clear()
+    cluster._configured.cache_clear()
     (tmp_path / "ray_bootstrap_config.yaml").write_text((ROOT / "cluster.yaml").read_text())
     assert cluster.possible_resources() == {"CPU": 8 * 16.0 + 4 * 16, "GPU": 8.0}
     cluster.check_room("GPU", 8)
     assert cluster.cpu_share(4) == 1
     with pytest.raises(UserError, match="wants 9 GPUs and the cluster may grow to 8; lower --gpus-per-run"):
         cluster.check_room("GPU", 9)
-    cluster._launched.cache_clear()
+    cluster._configured.cache_clear()
     (tmp_path / "ray_bootstrap_config.yaml").write_text("[]")
     assert cluster.possible_resources() == {"CPU": 0.0, "memory": 5.0}
-    cluster._launched.cache_clear()
+    cluster._configured.cache_clear()
 
 
 @pytest.fixture
@@ -117,11 +117,11 @@ def pod(monkeypatch, tmp_path):
                 raise answer
             return answer
 
-        cluster.scheduled.cache_clear()
+        cluster._configured.cache_clear()
         monkeypatch.setattr("ray.autoscaler._private.kuberay.node_provider.KubernetesHttpApiClient.get", get)
 
     yield answers
-    cluster.scheduled.cache_clear()
+    cluster._configured.cache_clear()
 
 
 def test_a_cluster_of_pods_counts_for_what_its_autoscaler_may_start(pod, capsys):

@@ -78,11 +78,11 @@ def test_fiellers_interval_holds_the_ratios_that_students_test_cannot_refuse():
 def test_the_ratio_of_a_mean_that_cannot_be_told_from_0_is_endless():
     """Seeds of -69 % to 103 % were printed beside a bracket that belonged to another number."""
     found = ratio_of([0.4, 0.9, 0.2], [0.5, -0.6, 0.7])
-    assert (found.low, found.high) == (-np.inf, np.inf) and found.status(0.9) == "not separable"
+    assert (found.low, found.high) == (-np.inf, np.inf) and found.verdict(0.9).status == "not separable"
 
 
 def test_equal_seeds_have_a_ratio_without_width():
-    assert ratio_of([0.5, 0.55, 0.45], [1.0, 1.1, 0.9]).status(0.49, 0.51) == "holds"
+    assert ratio_of([0.5, 0.55, 0.45], [1.0, 1.1, 0.9]).verdict(0.49, 0.51).status == "holds"
     found = ratio_of([0.5, 0.5], [1.0, 1.0])
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
 
@@ -108,7 +108,7 @@ def test_fiellers_interval_holds_the_true_ratio_in_nineteen_of_twenty_trials(rat
 )
 def test_a_status_is_where_the_interval_lies(low, high, above_0, about_0):
     found = Estimate((low + high) / 2, low, high, "points", "+.1f")
-    assert found.status() == above_0 and found.status(-0.2, 0.2) == about_0
+    assert found.verdict().status == above_0 and found.verdict(-0.2, 0.2).status == about_0
     assert judge(found) == Verdict(above_0, str(found)) and judge(Verdict("holds", "x")) == Verdict("holds", "x")
     assert str(found).endswith(f"[{low:+.1f}, {high:+.1f}] points")
 

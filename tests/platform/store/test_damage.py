@@ -130,7 +130,7 @@ def look(storage):
 
     def load():
         run = api.load(fingerprint, storage.root)
-        assert run.metrics and run.weights() and run.history is not None and run.set_line is not None
+        assert run.metrics and run.weights() and run.history is not None
         assert run.score()
 
     def predictions():
