@@ -9,7 +9,7 @@ Level 10 of 15.
     `datasets`     dataset cache: prepares missing ones, loads them into the object store, releases them
     `streams`      datasets that memory does not hold, in the order of the list
     `scoring`      predictions, scores and measurements as Ray tasks
-    `ensembles`    votes, means and selections as Ray tasks
+    `ensembles`    votes, means and selections as Ray actors
     `preemption`   checkpoint on SIGTERM or node drain
     `sweep`        search spaces on Tune; the points it found
     `jobs`         Ray Jobs client; `status`: who trains what

@@ -1,13 +1,13 @@
-"""Ensembles and selections, after training: Ray tasks that join the members' predictions shard by shard.
+"""Ensembles and selections, after training: Ray actors that join the members' predictions shard by shard.
 
-A task takes one shard of one row (a region and year, a block of queries). It streams the members' predictions of that
-shard from storage; a machine that is lost costs the shards it was at, which Ray begins again elsewhere.
+An actor takes one shard of one row at a time (a region and year, a block of queries). It streams the members'
+predictions of that shard from storage; a machine that is lost costs the shard it was at, begun again elsewhere.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +15,12 @@ from typing import Any
 from retable.platform.config import Config, View
 from retable.platform.console import ProgressBoard
 from retable.platform.errors import one_line
-from retable.platform.execute.scoring import (
-    begun_again,
-    count_death,
-    report_result,
-    shards_of,
-    task_error,
-    training_metrics,
-    weights_digest,
-)
+from retable.platform.execute.scoring import report_result, shards_of, training_metrics, weights_digest
+from retable.platform.execute.session import possible_resources
 from retable.platform.plan.plan import Combining, Plan, Scoring, name_of_combining
 from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.task import Source, find
+from retable.platform.store.lease import DEATHS
 from retable.platform.store.run import read_arrays, sha256, write_arrays
 from retable.platform.store.storage import Storage
 
@@ -68,19 +62,23 @@ class Shard:
 
     def run(self) -> str | None:
         """Combine the members' predictions and write the result with its summary; return why it failed, or None."""
-        task, own, again = find(self.task), self.place / self.shard, begun_again()
+        task = find(self.task)
         try:
-            if again:
-                count_death(own, self.shard)
             joined = self.combine(self.shard, self.members)
             source = Source.of(self.storage, self.where)
             summary = task.summarise(self.config, self.read, joined, source, self.shard)
-            write_arrays(own, "summary.npz", summary)
-            if again:
-                own.remove("deaths.json")
+            write_arrays(self.place, f"{self.shard}/summary.npz", summary)
         except Exception as error:
             return one_line(error)
         return None
+
+
+class _Combiner:
+    """The actor: combines one shard after another."""
+
+    def run(self, piece: Shard) -> str | None:
+        """Combine a shard; return why it failed, or None."""
+        return piece.run()
 
 
 class Ensembler:
@@ -92,7 +90,7 @@ class Ensembler:
     def __init__(self, plan: Plan) -> None:
         self.storage = plan.storage
         self.board = ProgressBoard("combinations", 0)
-        self.tasks = ShardTasks()
+        self.actors = Actors()
         self.rows: dict[str, Combining] = {}
         """By the folder of their shards."""
         self.left: Counter[str] = Counter()
@@ -109,13 +107,13 @@ class Ensembler:
         except Exception as error:
             pieces, self.failures[root] = [], one_line(error)
         self.left[root] = len(pieces)
-        self.tasks.add(pieces)
+        self.actors.add(pieces)
         if not pieces:
             self._close(root)
 
     def poll(self, seconds: float | None = 0) -> None:
         """Process combined shards; block up to `seconds` for the first one (None: without limit)."""
-        for piece, failure in self.tasks.ended(seconds):
+        for piece, failure in self.actors.ended(seconds):
             root = piece.place.root
             self.left[root] -= 1
             if failure:
@@ -127,10 +125,10 @@ class Ensembler:
         """Wait for all that was begun, and return the failures."""
         try:
             with self.board.show():
-                while self.tasks.busy:
+                while self.actors.busy:
                     self.poll(None)
         finally:
-            self.tasks.close()
+            self.actors.close()
         return self.board.failures
 
     def _close(self, root: str) -> None:
@@ -179,38 +177,77 @@ def member_metrics(member: Scoring) -> dict[str, float]:
     return {**training_metrics(member.folder, member.view, member.config.epochs), **scores["metrics"]}
 
 
-class ShardTasks:
-    """Combines shards as Ray tasks, of a CPU each. Ray begins one again whose process dies (`count_death`)."""
+class Actors:
+    """Runs shards on actors, one a CPU that the cluster has or may grow to.
+
+    A shard whose actor died, or does not answer any more, goes to another one; it fails after three deaths.
+    """
 
     def __init__(self) -> None:
-        import ray
-
-        self.running: dict[Any, Shard] = {}
-        self.run: Any = ray.remote(num_cpus=1, max_retries=-1)(Shard.run)  # made once: each is sent to every node
+        self.waiting: deque[Shard] = deque()
+        self.idle: list[Any] = []
+        self.running: dict[Any, tuple[Any, Shard]] = {}
+        self.deaths: Counter[str] = Counter()
 
     @property
     def busy(self) -> bool:
-        """Whether any shard is still to be done."""
-        return bool(self.running)
+        """Whether any piece is still to be done."""
+        return bool(self.waiting or self.running)
 
     def add(self, pieces: Iterable[Shard]) -> None:
-        """Start shards."""
-        self.running |= {self.run.remote(piece): piece for piece in pieces}
+        """Add shards to the queue."""
+        self.waiting.extend(pieces)
+        self._start()
 
     def ended(self, seconds: float | None) -> list[tuple[Shard, str | None]]:
         """Return the completed shards, each with its error or None; block up to `seconds` for the first one."""
         import ray
 
-        ready, _ = ray.wait([*self.running], timeout=seconds) if self.running else ([], [])
-        return [(self.running.pop(ref), task_error(ref)) for ref in ready]
+        if not self.running:
+            return []
+        ready, _ = ray.wait(list(self.running), num_returns=1, timeout=seconds)
+        results = [taken for ref in ready if (taken := self._take(ref)) is not None]
+        self._start()
+        if not self.waiting:  # an idle actor keeps a CPU that one begun again on another node may wait for
+            while self.idle:
+                ray.kill(self.idle.pop())
+        return results
 
-    def close(self) -> None:
-        """End all shards."""
+    def _start(self) -> None:
+        """Assign shards to idle actors, and to new ones."""
         import ray
 
-        for ref in self.running:
-            ray.cancel(ref, force=True)
-        self.running = {}
+        room = max(1, int(possible_resources().get("CPU", 1))) if self.waiting else 0
+        while self.waiting and len(self.running) < room:
+            piece = self.waiting.popleft()
+            actor: Any = self.idle.pop() if self.idle else ray.remote(num_cpus=1)(_Combiner).remote()
+            self.running[actor.run.remote(piece)] = (actor, piece)
+
+    def _take(self, ref: Any) -> tuple[Shard, str | None] | None:
+        """Return a completed shard with its error; None if it is retried."""
+        import ray
+
+        actor, piece = self.running.pop(ref)
+        try:
+            failure = ray.get(ref)
+            self.idle.append(actor)
+        except ray.exceptions.RayError as error:
+            failure = one_line(error)
+            ray.kill(actor)
+            place = f"{piece.place.root}/{piece.shard}"
+            self.deaths[place] += 1
+            if self.deaths[place] < DEATHS:
+                self.waiting.append(piece)
+                return None
+        return piece, failure
+
+    def close(self) -> None:
+        """End all actors."""
+        import ray
+
+        for actor in [*self.idle, *(actor for actor, _ in self.running.values())]:
+            ray.kill(actor)
+        self.idle, self.running = [], {}
 
 
 def score(combining: Combining, storage: Storage) -> str | None:

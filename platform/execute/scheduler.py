@@ -377,7 +377,7 @@ class After:
         import ray
 
         # Of both kinds, as either may hold the CPUs of the other.
-        pending: list[object] = [*self.scorer.pending, *self.joiner.tasks.running]
+        pending: list[object] = [*self.scorer.pending, *self.joiner.actors.running]
         count = len(pending) if seconds == 0 else 1
         for ref in ray.wait(pending, num_returns=count, timeout=seconds)[0] if pending else []:
             if ref in self.scorer.pending:

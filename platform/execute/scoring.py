@@ -115,12 +115,12 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
             source = _source_of(task, config, folder)
             place = folder.artifacts(view, weights_digest(folder, view))
             names = ("predictions.npz", "summary.npz") if joined else ("summary.npz",)
-            weights, again = None, begun_again()
+            weights, again = None, _begun_again()
             for shard in task.shards(config, view, source):
                 if all(place.exists(f"{shard}/{name}") for name in names):
                     continue
                 if again:
-                    count_death(place, shard)
+                    _count_death(place, shard)
                     again = False
                 weights = weights or folder.weights(view.epoch)
                 predictions = task.predict(config, view, weights, source, shard)
@@ -135,14 +135,14 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
     return None
 
 
-def begun_again() -> bool:
+def _begun_again() -> bool:
     """Return whether Ray retries this task after its process died."""
     import ray
 
     return ray.is_initialized() and ray_compat.task_attempt() > 0
 
 
-def count_death(place: Storage, shard: str) -> None:
+def _count_death(place: Storage, shard: str) -> None:
     """Count a process that died while predicting a shard: a lost machine is no fault of the shard, three are.
 
     Raises:

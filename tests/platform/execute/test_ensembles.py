@@ -1,4 +1,4 @@
-"""Rows joined of several: by Ray tasks, shard by shard, whatever becomes of some of them."""
+"""Rows joined of several: by actors, shard by shard, whatever becomes of some of them."""
 
 import json
 import weakref
@@ -30,7 +30,7 @@ def cluster():
 def here(monkeypatch):
     """Join in this process."""
 
-    monkeypatch.setattr(combine, "ShardTasks", Here)
+    monkeypatch.setattr(combine, "Actors", Here)
 
 
 class Here:
@@ -127,23 +127,6 @@ def test_ray_predicts_scores_and_joins_shard_by_shard(cluster, storage, tmp_path
     assert killed.artifacts(View(epoch=3), killed.result()["weights"]["3"]).exists("died")
 
 
-def test_a_shard_whose_process_dies_each_time_fails_and_may_be_tried_again(storage, monkeypatch):
-    plan = fill(storage, *ROWS, BOTH)
-    piece = combination_shards(plan.combinings[0], storage)[0]
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(combine, "begun_again", lambda: True)
-    with monkeypatch.context() as patch:
-        patch.setattr(combine, "write_arrays", die)
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                piece.run()
-        assert piece.run().startswith("its process died 3 times at test/left; ")
-    assert piece.run() is None and piece.place.list(piece.shard) == ["summary.npz"]
-
-
 def test_members_are_read_when_they_are_asked_for_and_not_held(storage, here, monkeypatch):
     loads, load = [], StoredMember.load
 
@@ -222,7 +205,7 @@ def test_an_interrupted_combination_does_not_count_and_goes_on_where_it_stopped(
                 raise KeyboardInterrupt
             return super().ended(seconds)
 
-    monkeypatch.setattr(combine, "ShardTasks", Stopped)
+    monkeypatch.setattr(combine, "Actors", Stopped)
     with pytest.raises(KeyboardInterrupt):
         combine_all(plan)
     assert not storage.exists(plan.combinings[0].path)
