@@ -413,9 +413,15 @@ def _unpack_zip(archive: Path, packed: int) -> None:
 
 
 def _unpack_7z(archive: Path, packed: int) -> None:
-    """Unpack a .7z; py7zr refuses members that would leave the folder."""
-    import py7zr
+    """Unpack a .7z; py7zr refuses members that would leave the folder.
 
+    Raises:
+        UserError: where py7zr is not installed.
+    """
+    try:
+        import py7zr
+    except ImportError as error:
+        raise UserError(f"{archive}: is unpacked by py7zr; pip install 'retable[archives]'") from error
     try:
         with py7zr.SevenZipFile(archive) as content:
             _refuse_bomb(archive, content.archiveinfo().uncompressed, packed)
