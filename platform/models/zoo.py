@@ -84,5 +84,7 @@ def show(task: str) -> list[str]:
         known = about(task, name)
         if score := known.get("score"):
             lines.append(f"  score: {score['metric']} {score['value']:.4g}, on {score['on']}")
-        lines += [f"  {key.removesuffix('_description')}: {known[key]}" for key in _LISTED if key in known]
+        lines += [
+            f"  {key.removesuffix('_description').replace('_', ' ')}: {known[key]}" for key in _LISTED if key in known
+        ]
     return lines
