@@ -20,6 +20,7 @@ from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     Task,
     TaskID,
     TaskProgressColumn,
@@ -146,22 +147,21 @@ def progress_bar(title: str, unit: str = "") -> Iterator[Advance]:
     """
     if title and not console.is_interactive:
         console.print(title, markup=False)
-    rate = [TextColumn("{task.fields[rate]}", style="progress.data.speed")] if unit else []
+    rate = [_RateColumn(unit)] if unit else []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     started = printed = time.monotonic()
     with Progress(*columns, *rate, console=console, transient=True, disable=not console.is_interactive) as bar:
-        job = bar.add_task(title, total=None, rate="")
+        job = bar.add_task(title, total=None)
 
         def advance(done: float, total: int, text: str = "", /) -> None:
             nonlocal printed
+            bar.update(job, completed=done, total=total or None, description=text or title)
             now = time.monotonic()
-            speed = max(done, 1) / max(now - started, 1e-9)
-            rate = f"{speed:,.1f} {unit}/s"
-            bar.update(job, completed=done, total=total or None, description=text or title, rate=rate if done else "")
             if unit and bar.disable and now - printed >= EVERY:
-                printed = now
+                printed, speed = now, max(done, 1) / max(now - started, 1e-9)
                 left = f", about {clock((total - done) / speed)} left" if total else ""
-                console.print(f"{text or title}: {done:.0f}/{total or '?'} {unit}, {rate}{left}", markup=False)
+                line = f"{text or title}: {done:.0f}/{total or '?'} {unit}, {speed:.1f} {unit}/s{left}"
+                console.print(line, markup=False)
 
         yield advance
 
@@ -247,6 +247,18 @@ def counted(items: Iterable[T], show: Show, total: int) -> Iterator[T]:
     for done, item in enumerate(items, 1):
         yield item
         show(done, total)
+
+
+class _RateColumn(ProgressColumn):
+    """How much is done each second."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self._unit = unit
+
+    def render(self, task: Task) -> Text:
+        """Return it; nothing until it is known."""
+        return Text(f"{task.speed:,.1f} {self._unit}/s" if task.speed else "", style="progress.data.speed")
 
 
 def seconds_left(task: Task) -> float | None:

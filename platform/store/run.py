@@ -93,7 +93,7 @@ class RunFolder:
         self.folder.remove("failure.json")
 
     def fail(self, why: str) -> None:
-        """Keep why the run failed, for whoever asks later."""
+        """Record why the run failed."""
         self.folder.write_json("failure.json", {"why": why, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
 
     def result(self) -> Record | None:

@@ -31,7 +31,7 @@ SECONDS = 0.25
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is written."""
+    """A forecast to write as a file."""
 
     steps: Array
     """Probability in steps of 1/200, uint8 (leads, S, S)."""
