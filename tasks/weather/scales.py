@@ -227,7 +227,7 @@ SCALES = {
     ),
     "small": scale(
         "every row by small networks (Swin: 12 features, windows of 4; 16 bits: bfloat16), 24 x 24 pixels, 3 seeds",
-        660,
+        480,
         SMALL,
         (0, 1, 2),
     ),
