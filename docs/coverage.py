@@ -80,9 +80,10 @@ def overview(task: Task, storage: str, cluster: Any, prices: Any) -> str:
 
 def run_here(task: Task, key: str) -> str:
     """Return the scales at which a table was run here, with links to results that are among the documents."""
-    found = [scale for scale in ("small", "paper") if has(f"{task.name}/{key}", scale)]
     quick = ["[quick](results/quick.json)"] if f"{task.name}/{key}" in QUICK else []
-    return ", ".join(["smoke", *quick, *(f"[{scale}](results/{task.name}-{scale}/report.md)" for scale in found)])
+    found = [f"[{scale}](results/{task.name}-{scale}/report.md)" for scale in ("small", "paper") if has(task, key, scale)]
+    million = "[paper, a few rows](results/rl-million/report.md)"
+    return ", ".join(["smoke", *quick, *found, *([million] if has(task, key, "paper", "million") else [])])
 
 
 def cluster_gpus(cluster: Any, node: str) -> bool:
@@ -90,10 +91,10 @@ def cluster_gpus(cluster: Any, node: str) -> bool:
     return any(kind.name == node and kind.gpus for kind in cluster.workers)
 
 
-def has(name: str, scale: str) -> bool:
-    """Return whether the results of a table at some scale are among the documents."""
-    task, _, key = name.partition("/")
-    return any((ROOT / "docs" / "results" / f"{task}-{scale}").glob(f"{task}-{key}-{scale}*.csv"))
+def has(task: Task, key: str, scale: str, folder: str = "") -> bool:
+    """Return whether the results of a table at some scale are among the documents, in the scale's folder or another."""
+    files = ROOT / "docs" / "results" / f"{task.name}-{folder or scale}"
+    return any(files.glob(f"{task.name}-{key}-{scale}*.csv"))
 
 
 def rows(task: Task, key: str, table: AnyTable) -> str:

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
@@ -259,6 +260,14 @@ def test_weights_of_others(style, tmp_path, storage):
     words = ("--weights", digest, "--storage", storage, "--evaluations", 1, "--size", 64)
     assert style("image", "lake.png", "--out", "out.png", "--style", "lake.png", *words).exit_code == 0
     assert "no such file" in refused(style("weights", "absent.pth", "--storage", storage)).lower()
+
+
+def test_a_video_that_cannot_be_written_starts_no_ray(style, monkeypatch):
+    monkeypatch.setattr("retable.tasks.style.tools.video.video_cli.ray_cluster", lambda: pytest.fail("Ray is started"))
+    Path("in.mp4").touch()
+    Path("out.mp4").touch()
+    for target, said in (("out.mp4", "exists; --overwrite"), ("out.txt", "are written as"), ("in.mp4", "is read")):
+        assert said in refused(style("video", "in.mp4", target, "--style", "great_wave", "--workers", 2))
 
 
 @pytest.mark.parametrize("words", [(), ("image",), ("compare",), ("weights",), ("video",)])

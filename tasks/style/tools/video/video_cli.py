@@ -79,10 +79,11 @@ def video(
     Two regions: `... --style great_wave@ff0000 --style the_scream@0000ff --mask regions.png`
     """
     from retable.tasks.style.tools.video.steady import Flicker, stylise_stream
-    from retable.tasks.style.tools.video.video import stylise_video
+    from retable.tasks.style.tools.video.video import check_target, stylise_video
 
     if not source.exists():
         raise UserError(f"{source}: no such file")
+    check_target(source, target, overwrite)
     if by == "version1" and (workers or measure or steady == "statistics"):
         raise UserError("--by version1 makes one frame after the other; leave out --workers, --measure, statistics")
     look = Look(original_colours, strength, mask)
