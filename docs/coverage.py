@@ -81,7 +81,9 @@ def overview(task: Task, storage: str, cluster: Any, prices: Any) -> str:
 def run_here(task: Task, key: str) -> str:
     """Return the scales at which a table was run here, with links to results that are among the documents."""
     quick = ["[quick](results/quick.json)"] if f"{task.name}/{key}" in QUICK else []
-    found = [f"[{scale}](results/{task.name}-{scale}/report.md)" for scale in ("small", "paper") if has(task, key, scale)]
+    found = [
+        f"[{scale}](results/{task.name}-{scale}/report.md)" for scale in ("small", "paper") if has(task, key, scale)
+    ]
     million = "[paper, a few rows](results/rl-million/report.md)"
     return ", ".join(["smoke", *quick, *found, *([million] if has(task, key, "paper", "million") else [])])
 
