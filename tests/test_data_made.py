@@ -8,7 +8,7 @@ import pytest
 
 from retable.platform.cli import app
 from retable.platform.errors import UserError
-from retable.platform.store import lease
+from retable.platform.store import download, lease
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.prepare import CENTRAL, GENERATED, Preset
 
@@ -68,6 +68,24 @@ def test_while_a_data_set_is_made_the_same_command_waits(tmp_path, monkeypatch, 
         assert command.is_alive() and not root.list(f"data/{where}")
     command.join()
     assert root.exists(f"data/{where}/dataset.json")
+
+
+def test_a_download_into_a_data_set_waits_for_another_command(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(lease, "POLL_SECONDS", 0.01)
+    begun = []
+    monkeypatch.setattr(download, "fetch", lambda wanted, *_, **__: begun.append(wanted.name))
+    monkeypatch.setattr("retable.tasks.style.files.prepare.index_folder", lambda *_: {})
+    monkeypatch.setattr("retable.tasks.style.files.prepare.describe", lambda _: "pictures")
+    command = Thread(target=data, args=("fetch", "style", "coco2017", "--yes", "--storage", str(tmp_path)))
+    with lease.one_maker(Storage.open(tmp_path), "style/coco2017"):
+        command.start()
+        said = ""
+        while "another command makes it" not in said and command.is_alive():
+            said += capfd.readouterr().err
+            time.sleep(0.01)
+        assert command.is_alive() and not begun
+    command.join()
+    assert begun == ["coco2017"]
 
 
 def test_pictures_are_imported_over_others_only_where_that_is_asked_for(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,17 +49,20 @@ def fetch(
     from retable.platform.store import download
     from retable.tasks.style.files.prepare import describe, index_folder
 
+    root = Storage.open(storage)
+
     def folder(wanted: Published) -> Path:
-        place = data_folder(Storage.open(storage), "style", wanted.name)
+        place = data_folder(root, "style", wanted.name)
         if not place.is_local:
             raise UserError(f"{place}: fetch to a local --storage, then copy it")
         return Path(place.root)
 
     published, names = download.read_published(SOURCES), [name] if name else []
-    for _ in download.fetch_by_name(published, names, folder, yes=yes, mirror=mirror, limit=limit):
-        place = data_folder(Storage.open(storage), "style", name)
-        console.print(f"{place}: {describe(index_folder(place, name))}", markup=False)
-        console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
+    with one_maker(root, f"style/{name}") if name in published else nullcontext():
+        for _ in download.fetch_by_name(published, names, folder, yes=yes, mirror=mirror, limit=limit):
+            place = data_folder(root, "style", name)
+            console.print(f"{place}: {describe(index_folder(place, name))}", markup=False)
+            console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 
 
 def make(
