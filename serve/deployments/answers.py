@@ -51,5 +51,7 @@ class Answers(Served[contract.Exported]):
                 data = self.answers.answering(model, options)(source)
             except UserError as error:
                 raise Problem(422, str(error).replace(str(source), "the file")) from error
-            media, _ = mimetypes.guess_type(self.answers.target(source, options))
-        return Reply(data, media or "application/octet-stream")
+            target = Path(self.answers.target(source, options))
+        media, _ = mimetypes.guess_type(target)
+        named = ("Content-Disposition", f'inline; filename="answer{target.suffix}"')
+        return Reply(data, media or "application/octet-stream", headers=(named,))

@@ -2,12 +2,15 @@
 
 import { $, ask, follow, keep, label, make, say, served } from "./common.js";
 import { audio } from "./audio.js";
+import { others } from "./others.js";
 import { policies } from "./rl.js";
 import { styles } from "./style.js";
 import { tables } from "./tables.js";
 import { weather } from "./weather.js";
 
 const known = { models: [] };
+const sections = { style: styles, audio, weather, rl: policies, others };
+const section = (model) => (Object.hasOwn(sections, model.task) ? model.task : "others");
 
 /** Ask what is served, and open the sections of it that are new; return whether there are any. */
 served.renew = async () => {
@@ -18,10 +21,10 @@ served.renew = async () => {
   $("token").hidden = true;
   known.models = models;
   say($("status"), `${models.length === 1 ? "1 model is" : `${models.length} models are`} served here.`);
-  for (const [task, open] of Object.entries({ style: styles, audio, weather, rl: policies })) {
-    const own = models.filter((model) => model.task === task);
-    reveal(task, own.length > 0);
-    if (own.length && !same((model) => model.task === task)) open(own, paths);
+  for (const [name, open] of Object.entries(sections)) {
+    const own = models.filter((model) => section(model) === name);
+    reveal(name, own.length > 0);
+    if (own.length && !same((model) => section(model) === name)) open(own, paths);
   }
   list(models);
   if ("/v1/tables" in paths) reveal("tables", await tables(models));
@@ -38,9 +41,9 @@ async function start() {
   }
 }
 
-function reveal(section, there) {
-  $(section).hidden = !there;
-  document.querySelector(`nav a[href="#${section}"]`).hidden = !there;
+function reveal(name, there) {
+  $(name).hidden = !there;
+  document.querySelector(`nav a[href="#${name}"]`).hidden = !there;
 }
 
 function list(models) {

@@ -62,6 +62,7 @@ def test_a_file_is_answered_with_the_options_of_the_task(asked):
     answer = asked("perceptron?file=points.CSV&set=digits=2", b"0.1,0.2\n0.9,0.9\n")
     assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
     inside = json.loads(answer.content)["inside"]
+    assert answer.headers["content-disposition"] == 'inline; filename="answer.json"'
     assert len(inside) == 2 and all(value == round(value, 2) for value in inside)
     assert answer.headers["x-retable-model"] == f"{NAME}/perceptron" and answer.headers["x-retable-run"] == "abc"
     assert asked("perceptron", b"0.1,0.2\n").status_code == 200  # there is only one kind of file

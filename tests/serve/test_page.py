@@ -3,6 +3,7 @@
 import hashlib
 import io
 import itertools
+import json
 import shutil
 import socket
 import time
@@ -24,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
 ]
 TOKEN = "a-token-for-tests"
-SECTIONS = ("style", "audio", "weather", "rl", "tables", "models")
+SECTIONS = ("style", "audio", "weather", "rl", "others", "tables", "models")
 PIXELS = "canvas => Array.from(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data)"
 
 
@@ -395,7 +396,7 @@ def test_policies_run_side_by_side(opened):
 
 
 def test_policies_come_one_after_the_other_and_one_that_fails_takes_none_along(opened):
-    models = [{**asdict(web.MODELS[-1]), "variant": f"snip-{n}", "sha256": f"{n}" * 64} for n in range(9)]
+    models = [{**asdict(web.MODELS[5]), "variant": f"snip-{n}", "sha256": f"{n}" * 64} for n in range(9)]
     held = []
     routes = [
         ("**/v1/models", lambda route: route.fulfill(json=models)),
@@ -415,6 +416,34 @@ def test_policies_come_one_after_the_other_and_one_that_fails_takes_none_along(o
     page.wait_for_selector("#acted:has-text('snip-8 150. snip-3: more to do.')")
     assert page.locator("#runs article:visible").count() == 8 and page.locator("#watch").is_visible()
     expected(page, "503")
+
+
+def test_a_file_is_answered_by_a_task_beside_the_papers(opened):
+    page = opened()
+    page.set_input_files("#give input[type=file]", {"name": "a b.txt", "mimeType": "text/plain", "buffer": b"<b>1"})
+    page.fill("#give input[name=set]", "threshold=0.5  name=x")
+    page.click("#give button")
+    page.wait_for_selector("#answer:visible")
+    assert json.loads(page.text_content("#answer-text")) == {"read": "<b>1", "set": ["threshold=0.5", "name=x"]}
+    assert page.get_attribute("#answer-save", "download") == "a b-answer.json"
+    assert page.get_attribute("#give input[type=file]", "accept") == ".png,.txt"
+    picture = {"name": "p.png", "mimeType": "image/png", "buffer": web.example_picture()}
+    page.set_input_files("#give input[type=file]", picture)
+    page.click("#give button")
+    page.wait_for_selector("#answer-picture:visible")
+    assert page.locator("#answer-text").is_hidden() and page.get_attribute("#answer-save", "download") == "p-answer.png"
+
+
+def test_why_a_file_has_no_answer_stands_in_place_of_the_answer_before(opened):
+    page = opened()
+    page.set_input_files("#give input[type=file]", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"1"})
+    page.click("#give button")
+    page.wait_for_selector("#answer:visible")
+    page.route("**/v1/fifth/**", lambda route: route.fulfill(status=422, json={"detail": "the file: no numbers"}))
+    page.click("#give button")
+    page.wait_for_selector("#answered.bad:has-text('the file: no numbers')")
+    assert page.locator("#answer").is_hidden()
+    expected(page, "422")
 
 
 def test_models_that_are_exchanged_under_an_open_page_are_asked_for_again(opened):

@@ -32,6 +32,7 @@ MODELS = [
     Model(task="weather", name="toy", sha256="4" * 64, about=WEATHER),
     Model(task="rl", name="Toy", variant="dense", sha256="5" * 64),
     Model(task="rl", name="Toy", variant="snip-95", sha256="6" * 64),
+    Model(task="fifth", name="toy", sha256="7" * 64, about={"files": [".png", ".txt"]}),
 ]
 
 
@@ -73,6 +74,12 @@ async def ask(task, method, *arguments):
     """Answer as the deployments would."""
     if task == "style":
         return Reply(painted(arguments[1]), "image/png")
+    if task == "fifth":
+        _, name, settings, body = arguments
+        kind = "png" if name.endswith(".png") else "json"
+        told = painted(body) if kind == "png" else json.dumps({"read": body.decode(), "set": [*settings]}).encode()
+        media = {"png": "image/png", "json": "application/json"}[kind]
+        return Reply(told, media, headers=(("Content-Disposition", f'inline; filename="answer.{kind}"'),))
     if method == "search":
         hits = [{"id": f"{i}", "file": f"{HOSTILE} {i}.wav", "score": 0.5 - i / 10, "offset": 1.0} for i in range(3)]
         return (
