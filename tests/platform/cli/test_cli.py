@@ -191,7 +191,7 @@ def test_a_table_of_chosen_rows_that_was_not_filled_is_listed(retable, tmp_path)
 def test_missing_d4rl_data_say_where_to_get_them(retable, tmp_path):
     found = retable("reproduce", "rl/figure1", "--scale", "paper", "--storage", str(tmp_path))
     assert found.returncode == 2 and "Traceback" not in found.stderr
-    assert "halfcheetah_expert-v2.hdf5" in found.stderr and "retable data convert rl" in found.stderr
+    assert "`retable data fetch rl halfcheetah-expert-v2`, or use --set data=recorded" in found.stderr
 
 
 def test_an_unknown_environment_is_one_line(retable, tmp_path):
