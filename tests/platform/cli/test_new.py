@@ -204,6 +204,7 @@ def test_a_row_with_a_field_that_config_py_lacks_is_not_run_and_says_so(table, t
     mine = tmp_path / "mine"
     assert "unique trainings    1 " in python(mine, "-m", "retable.platform.cli", "plan", "sixth", "--storage", "new")
     tables = mine / "sixth/tables.py"
+    assert max(map(len, tables.read_text().splitlines())) <= 120, "the line length of ruff's settings here"
     tables.write_text(tables.read_text().replace("    absent=UNWRITTEN,\n", ""))
     python(mine, "-c", REFUSED)
 
