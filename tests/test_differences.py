@@ -117,6 +117,8 @@ def test_generated_data_have_no_difference_at_any_scale(storage, infos, name, sc
     assert 'class="difference"' not in forms["page"] and '"difference": "+' not in forms["served"]
     assert part.apart.startswith("No difference is shown: the published numbers are of ")
     assert part.apart in forms["page"] and part.apart in markdown(part) and part.apart in forms["served"]
+    for form, text in everything(storage, replace(part, caution="Scores on these show nothing.")).items():
+        assert form in ("screen", "Markdown", "LaTeX", "notebook") or "Scores on these show nothing." in text, form
     assert ("another setting" in part.apart) == (scale != "paper" or changed)
 
 

@@ -47,7 +47,7 @@ function folded(part, models) {
       const picture = whole.picture ? [await drawn(`${path}/picture?${query}`, whole.title, signal)] : [];
       say(status, `${whole.about}.`);
       inside.append(...(whole.scale === "smoke" ? [make("p", { className: "smoke" }, PROOF)] : []), ...picture,
-        ...(whole.apart ? [make("p", { className: "meta" }, whole.apart)] : []),
+        ...[whole.caution, whole.apart].filter(Boolean).map((text) => make("p", { className: "meta" }, text)),
         ...(whole.columns.length ? [grid(whole, models)] : []),
         ...[whole.note, ...whole.remarks].filter(Boolean).map((text) => make("p", { className: "meta" }, text)), claims(whole.claims));
     });

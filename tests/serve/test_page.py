@@ -484,6 +484,7 @@ def test_tables_are_read_with_their_claims(opened):
     ]
     assert page.inner_text("#parts tbody tr >> nth=1").split("\t") == ["half precision", "absent", "0.300", "–"]
     assert page.inner_text("#parts .smoke").startswith("Smoke scale: it proves the path")
+    assert "Generated rain." in page.locator("#parts p.meta").all_inner_texts()
     assert page.locator("ul.claims .v").all_inner_texts() == ["holds", "does not hold", "not tested at this scale"]
     assert page.locator("#parts img").count() == 0
     page.click("#parts tbody a")

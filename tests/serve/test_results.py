@@ -6,6 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from retable.platform.report.results import FilledClaim
+from retable.platform.spec.claims import UNTESTED
 from retable.platform.spec.table import Origin
 from retable.platform.store.storage import Storage
 from retable.serve.deployments import weather
@@ -68,6 +70,16 @@ def test_a_table_says_measured_beside_published_and_who_serves_it(storage):
     ]
     assert (absent["cells"][0]["measured"], absent["cells"][0]["models"]) == ("absent", [])
     assert got(storage, "/v1/tables/weather/table1", web.MODELS[:2])["rows"][0]["models"] == []
+
+
+def test_a_table_has_what_its_data_do_not_show_and_its_claims_in_the_order_of_the_report(storage):
+    claims = [("ours", True, "holds"), ("untested", False, UNTESTED), ("the paper's", False, "does not hold")]
+    filled = [FilledClaim(text, ours, status, "0.05") for text, ours, status in claims]
+    web.keep(storage, web.table(caution="Not real.", claims=tuple(filled)), "weather-table1-smoke")
+    found = got(storage, "/v1/tables/weather/table1")
+    assert found["caution"] == "Not real."
+    assert [each["text"] for each in found["claims"]] == ["the paper's", "ours", "untested"]
+    assert list(got(storage, "/v1/tables")[0]["claims"]) == ["holds", "does not hold", UNTESTED]
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def application(models=MODELS, asked=ask, token="", storage=None):
 def served(folder, token="", prefix=""):
     """Serve it while the block runs, below a prefix as Serve does; give the address."""
     storage = Storage.open(folder)
-    keep(storage, table(), "weather-table1-smoke")
+    keep(storage, table(caution="Generated rain."), "weather-table1-smoke")
     keep(
         storage, table("weather/figure1", figure=True, columns=()), "weather-figure1-smoke", painted(example_picture())
     )

@@ -9,18 +9,15 @@ import json
 import logging
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Response
-from pyarrow import fs
 
-from retable.platform.errors import Unreachable, UserError, disk_errors, nearest
+from retable.platform.errors import Unreachable, UserError, nearest
+from retable.platform.report import render
 from retable.platform.report.papers import in_order
-from retable.platform.report.render import about, measured, number, remarks, state
 from retable.platform.report.results import FilledReplicate, FilledTable, slug_of
 from retable.platform.store.patience import at_most
 from retable.platform.store.storage import Storage
@@ -30,10 +27,14 @@ from retable.serve.ingress.replies import Json, Problem, Reply
 from retable.serve.launch.models import Model, fills
 
 FOLDER = "report"
+_TABLE = re.compile(r"[^/]+\.json")
+"""Names of files that may hold a table; none below the folder does."""
 _PLACE = re.compile(r"\.{0,2}/|~|\w+://")
 """How a value begins that says where something lies."""
 _BEFORE, _AFTER = r"(?:(?<![\w.-])|(?<=\\[bfnrt]))", r"(?![\w-])"
 """What stands beside a path in JSON: no part of a longer one, but the escapes of control characters may be letters."""
+_WORDS = ("measured", "published", "difference")
+"""What of a cell is given as text."""
 LARGEST = 64 << 20
 """Bytes of a kept table; a larger one is none of ours."""
 At = Annotated[str, Query(max_length=60, description="The scale, as `at` says in the list; none: the largest.")]
@@ -81,7 +82,7 @@ class Tables:
         """Return what tables there are, in the papers' order, with the counts of their claims' verdicts."""
         return self.reply(
             [
-                self.heading(part) | {"filled": part.filled, "claims": Counter(each.status for each in part.claims)}
+                self.heading(part) | {"filled": part.filled, "claims": render.counts(part.claims)}
                 for part in in_order(self.parts())
             ]
         )
@@ -108,17 +109,12 @@ class Tables:
         """Return every kept table, read again where its file has changed; what is no such file is left out."""
         if self.storage is None:
             return []
-        folder = fs.FileSelector(f"{self.storage.root}/{FOLDER}", allow_not_found=True)
-        parts = []
-        with disk_errors(FOLDER):
-            files = self.storage.retried(FOLDER, partial(self.storage.filesystem.get_file_info, folder))
-        for file in sorted(files, key=lambda info: str(info.base_name)):
-            name, stamp = str(file.base_name), (file.size, file.mtime_ns)
-            if name.endswith(".json") and self.known.get(name, (None, None))[0] != stamp:
-                is_table = file.size is not None and file.size <= LARGEST  # a folder has no size
-                self.known[name] = stamp, read_table(self.storage, f"{FOLDER}/{name}") if is_table else None
-            parts.append(self.known.get(name, (None, None))[1])
-        return [part for part in parts if part]
+        kept = sorted((name, stamp) for name, stamp in self.storage.files(FOLDER) if _TABLE.fullmatch(name))
+        for name, stamp in kept:
+            if name not in self.known or self.known[name][0] != stamp:
+                size, _ = stamp
+                self.known[name] = stamp, read_table(self.storage, f"{FOLDER}/{name}") if size <= LARGEST else None
+        return [part for name, _ in kept if (part := self.known[name][1])]
 
     def heading(self, part: FilledTable) -> Json:
         """Return what a table is."""
@@ -135,17 +131,18 @@ class Tables:
         """Return all that is shown of a table."""
         hidden = {path: "…" if is_place(value) else value for path, value in part.changes.items()}
         return self.heading(part) | {
-            "about": about(replace(part, changes=hidden)),
+            "about": render.about(replace(part, changes=hidden)),
+            "caution": part.caution,
             "apart": part.apart,
             "note": part.note,
-            "remarks": remarks(part),
+            "remarks": render.remarks(part),
             "published": part.has_published,
             "differences": part.has_differences,
             "columns": [column.header for column in part.columns],
             "rows": list(self.rows(part)),
             "claims": [
                 {"text": each.text, "ours": each.ours, "status": each.status, "because": each.because}
-                for each in part.claims
+                for each in render.in_order(part.claims)
             ],
         }
 
@@ -153,16 +150,13 @@ class Tables:
         """Return each row: label, and its cells in words, each with the models that serve its runs."""
         for row in part.rows:
             cells = []
-            for column, cell in zip(part.columns, row.cells, strict=False):
-                text = state(row) if cell.mean is None else measured(cell, column.format)
+            for place, (column, cell) in enumerate(zip(part.columns, row.cells, strict=False)):
                 behind = [each for each, value in zip(row.replicates, cell.values, strict=False) if value is not None]
                 cells.append(
-                    {
-                        "measured": text,
+                    {what: render.text_of(row, place, what, column.format) for what in _WORDS}
+                    | {
                         "mean": cell.mean if cell.mean is not None and math.isfinite(cell.mean) else None,
                         "count": len(cell.measured),
-                        "published": number(cell.published, column.format),
-                        "difference": number(cell.difference, f"+{column.format}"),
                         "models": self.serving(behind),
                     }
                 )
