@@ -165,8 +165,9 @@ def _plan_html(plan: Plan) -> str:
 def table_text(part: FilledTable) -> str:
     """Return a filled table as a text of a screen."""
     header, rows = _table_grid(part)
-    verdicts = Counter(claim.status for claim in part.claims)
-    counted = ", ".join(f"{count} {status}" for status, count in verdicts.items())
+    from retable.platform.report.render import counts
+
+    counted = ", ".join(f"{count} {status}" for status, count in counts(part.claims).items())
     claims = [f"claims: {counted}"] if counted else []
     apart = [_line(text, WIDTH) for text in (part.caution, part.apart) if text]
     return "\n".join([_line(_table_title(part), WIDTH), *apart, text_grid(header, rows, most=ROWS - 4), *claims])
@@ -190,11 +191,12 @@ def _table_grid(part: FilledTable) -> tuple[list[str], Rows]:
 
 def table_html(part: FilledTable) -> str:
     """Return a filled table as HTML, with its claims."""
-    from retable.platform.report.render import about, remarks
+    from retable.platform.report.render import about, in_order, remarks
 
     header, rows = _table_grid(part)
     below = [about(part), *remarks(part)]
-    return render("table", part=part, title=_table_title(part), header=header, rows=rows, below=below)
+    title, claims = _table_title(part), in_order(part.claims)
+    return render("table", part=part, title=title, claims=claims, header=header, rows=rows, below=below)
 
 
 # A run -----------------------------------------------------------------------------------------------------------

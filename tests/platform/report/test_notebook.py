@@ -18,7 +18,8 @@ from retable.platform.errors import UserError
 from retable.platform.execute.sweep import Point, SweepResult
 from retable.platform.report import notebook
 from retable.platform.report.notebook import History, Runs, Tables
-from retable.platform.report.results import fill
+from retable.platform.report.results import FilledClaim, fill
+from retable.platform.spec.claims import UNTESTED
 from retable.platform.spec.space import Space
 from retable.platform.store.storage import Storage
 from tests.platform.made_runs import begun, finished
@@ -192,6 +193,16 @@ def test_a_table_shows_itself_as_in_the_report(storage):
     assert fits(repr(smoke)) and "no results" in repr(smoke) and "no results" not in repr(large)
     both = Tables({"a": part, "b": large})
     assert both["a"] is part and fits(repr(both), 60) and Page(both._repr_html_())
+
+
+def test_claims_are_in_the_order_of_the_report(storage):
+    claims = [("ours", True, "holds"), ("untested", False, UNTESTED), ("the paper's", False, "does not hold")]
+    judged = tuple(FilledClaim(text, ours, status, "") for text, ours, status in claims)
+    part = dataclasses.replace(filled(storage), claims=judged[::-1])
+    html = part._repr_html_()
+    places = [html.index(text) for text in ("the paper&#39;s", "ours: ours", "untested")]
+    assert places == sorted(places)
+    assert f"claims: 1 holds, 1 does not hold, 1 {UNTESTED}" in repr(part)
 
 
 def test_what_a_label_holds_is_no_html(storage):
