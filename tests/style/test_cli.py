@@ -196,7 +196,8 @@ def run_of(storage, epochs):
 
 def test_checkpoints_of_a_run(style, tmp_path, storage):
     run = run_of(storage, 3)
-    found = style("compare", run[:8], "lake.png", "-o", "sheet.png", "--storage", tmp_path / "results")
+    words = ("--precision", "float32", "--storage", tmp_path / "results")
+    found = style("compare", run[:8], "lake.png", "-o", "sheet.png", *words)
     assert found.exit_code == 0, found.output
     whole = images.read("sheet.png").pixels
     assert whole.shape[1] == 4 * 512
@@ -245,7 +246,8 @@ def test_a_target_that_cannot_be_written_is_refused_before_the_work(style, tmp_p
 
 def test_a_run_as_style(style, tmp_path, storage):
     run = run_of(storage, 2)
-    assert style("image", "lake.png", "--out", "out.png", "--style", run[:10], "--storage", storage).exit_code == 0
+    words = ("--style", run[:10], "--precision", "float32", "--storage", storage)
+    assert style("image", "lake.png", "--out", "out.png", *words).exit_code == 0
     with torch.no_grad():
         expected = images.to_pixels(network(2)(images.to_tensor(noise(40, 52))))
     assert np.abs(images.read("out.png").pixels.astype(int) - expected).max() <= 1

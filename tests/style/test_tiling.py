@@ -93,7 +93,7 @@ def test_threads_are_pytorchs_where_nothing_is_said(monkeypatch, tmp_path):
     assert tiling.free_threads() == 4
 
 
-def test_the_number_of_threads_changes_no_pixel():
+def test_the_number_of_threads_changes_only_the_rounding_of_sums():
     net, image = network(), torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
     made = []
     for threads in (1, 2):
@@ -101,7 +101,7 @@ def test_the_number_of_threads_changes_no_pixel():
         with torch.inference_mode():
             made.append(tiling._walk(net, image, (64, 96), "cpu", "float32", None, None))
     torch.set_num_threads(1)
-    assert torch.equal(*made)
+    torch.testing.assert_close(*made, rtol=0, atol=1e-5)
 
 
 def test_statistics_can_be_given():
