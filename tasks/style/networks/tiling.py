@@ -172,7 +172,8 @@ def free_threads() -> int:
 
     The work is thousands of small parallel pieces, and each waits for its slowest thread: one that shares its core with
     others holds all back, and beside four busy processes two threads took twice the time of one. The result is the same
-    with any number, but for the rounding of sums on some processors. Where the system does not say what runs (Linux does), that is all of them.
+    with any number, but for the rounding of sums on some processors. Where the system does not say what runs (Linux
+    does), that is all of them.
     """
     most = torch.get_num_threads()
     try:
