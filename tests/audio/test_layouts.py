@@ -213,9 +213,16 @@ def test_tables_that_cannot_be_used_say_why(tmp_path):
     write_csv(tmp_path / "clotho_captions_validation.csv", ["name"], ["a"])
     with pytest.raises(UserError, match="no column file_name, caption_1"):
         layouts.clotho(tmp_path)
-    (tmp_path / "fsd_final.json").write_text("[1]")
-    with pytest.raises(UserError, match="not a table of WavCaps"):
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]", "{}", '{"data": [{}]}', '{"data": ["an id"]}', '{"data": 7}', '{"data": {"id": 1}}', "[" * 100_000]
+)
+def test_a_broken_table_of_wavcaps_is_one_line(tmp_path, text):
+    (tmp_path / "fsd_final.json").write_text(text)
+    with pytest.raises(UserError, match="not a table of WavCaps") as raised:
         layouts.wavcaps(tmp_path)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_missing_file_is_never_another_folders(tmp_path):
@@ -239,6 +246,30 @@ def test_rows_with_more_cells_than_the_header_are_refused(tmp_path):
         layouts.own(table)
     table.write_text('file,caption\na.wav,rain,,\n"b.wav","a dog, barks"\n')  # empty cells hold nothing
     assert {entry.captions for entry in layouts.own(table)} == {("rain",), ("a dog, barks",)}
+
+
+@pytest.mark.parametrize(
+    ("listed", "line"),
+    [
+        ('a.wav,"a dog barks\nb.wav,rain falls\nc.wav,wind blows\n', 2),
+        ('a.wav,rain\nb.wav,"a dog barks\nc.wav,"wind blows"\n', 3),
+        ('a.wav,rain\n\nb.wav,wind\nc.wav,"a dog', 5),
+        ('a.wav,rain\nb.wav,wind\nc.wav,"a dog\n', 4),
+    ],
+)
+def test_a_quote_that_is_not_closed_swallows_no_rows(tmp_path, listed, line):
+    table = tmp_path / "mine.csv"
+    table.write_text(f"file,caption\n{listed}")
+    with pytest.raises(UserError, match=rf"mine.csv: not a CSV file \(line {line}: .* quotation mark is not closed"):
+        layouts.own(table)
+
+
+def test_quotes_that_are_closed_are_read(tmp_path):
+    """Line breaks inside a cell, as spreadsheets write them, and text behind a quote, as people do."""
+    table = tmp_path / "mine.csv"
+    table.write_text('file,caption\r\na.wav,"a dog\r\n""barks"", twice"\r\nb.wav,"dog" barks\r\nc.wav,a "dog\r\n')
+    found = {entry.file: entry.captions for entry in layouts.own(table)}
+    assert found == {"a.wav": ('a dog "barks", twice',), "b.wav": ("dog barks",), "c.wav": ('a "dog',)}
 
 
 def test_names_that_no_file_can_have_are_missing(tmp_path):

@@ -156,6 +156,13 @@ def test_json_of_another_form_is_one_line(tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
+def test_a_quote_that_is_not_closed_swallows_no_ids(tmp_path):
+    table = tmp_path / "list.csv"
+    table.write_text('freesound_id,title\n1,rain\n2,"a dog\n3,wind\n4,hail\n')
+    with pytest.raises(UserError, match=r"list.csv: cannot be read as a list .*\(line 3: .* is not closed"):
+        leaks.read_exclusions(table)
+
+
 def test_a_table_with_other_ids_alone_is_refused(tmp_path):
     table = tmp_path / "train.csv"
     table.write_text("audiocap_id,caption\n58146,A man talks\n")

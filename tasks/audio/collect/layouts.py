@@ -9,13 +9,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import html
-import io
 import json
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from os.path import isfile
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from retable.platform.errors import UserError
 from retable.platform.text import grouped
 from retable.tasks.audio.collect.files import is_sound
-from retable.tasks.audio.collect.text import read_text
+from retable.tasks.audio.collect.text import read_cells, read_text
 
 Value = TypeVar("Value")
 CLOTHO = {"development": "training", "validation": "validation", "evaluation": "test"}
@@ -404,19 +404,18 @@ def rows(table: Path, columns: Sequence[str], lenient: bool = False) -> list[dic
     first = text.split("\n", 1)[0]
     delimiter = max(",;\t", key=first.count)
     try:
-        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=False)
-        names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
-        if twice := next((name for name in names if re.fullmatch(CAPTION, name) and names.count(name) > 1), ""):
-            raise UserError(f"{table}: has two columns {twice!r}; call them caption_1, caption_2, ...")
-        reader.fieldnames = names
-        found = []
-        for row in reader:
-            if any(cell.strip() for cell in row.pop(None, ())):
-                remedy = f"put text that holds {delimiter!r} into double quotes"
-                raise UserError(f"{table}: line {reader.line_num} has more cells than the header; {remedy}")
-            found.append({key: value or "" for key, value in row.items()})
+        listed = list(read_cells(text, delimiter))
     except csv.Error as error:
         raise UserError(f"{table}: not a CSV file ({error})") from error
+    names = [name.strip().lower() for name in listed[0][1]] if listed else []
+    if twice := next((name for name in names if re.fullmatch(CAPTION, name) and names.count(name) > 1), ""):
+        raise UserError(f"{table}: has two columns {twice!r}; call them caption_1, caption_2, ...")
+    found = []
+    for number, cells in listed[1:]:
+        if any(cell.strip() for cell in cells[len(names) :]):
+            remedy = f"put text that holds {delimiter!r} into double quotes"
+            raise UserError(f"{table}: line {number} has more cells than the header; {remedy}")
+        found.append(dict(zip_longest(names, cells[: len(names)], fillvalue="")))
     if absent := [column for column in columns if column not in names]:
         raise UserError(f"{table}: no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
     return found
@@ -425,9 +424,9 @@ def rows(table: Path, columns: Sequence[str], lenient: bool = False) -> list[dic
 def _json_items(table: Path) -> list[dict[str, Any]]:
     try:
         items = json.loads(table.read_text(encoding="utf-8"))["data"]
-        if not all("id" in item for item in items):
-            raise KeyError("id")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(items, list) or not all(isinstance(item, dict) and "id" in item for item in items):
+            raise ValueError("data is no list of objects with an id")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{table}: not a table of WavCaps ({error!r}); download it again") from error
     found: list[dict[str, Any]] = items
     return found

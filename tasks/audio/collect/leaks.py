@@ -10,7 +10,6 @@ resampling below 22 kHz. Shorter sounds are found where they are equal byte for 
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +24,7 @@ from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect.recordings import Recording
-from retable.tasks.audio.collect.text import read_text
+from retable.tasks.audio.collect.text import read_cells, read_text
 
 Bits = UInt32[np.ndarray, " frames"]
 
@@ -158,7 +157,7 @@ def _csv_values(text: str) -> list[tuple[str, Sequence[str]]]:
     """
     head = next((line for line in text.splitlines() if line and not line.startswith("#")), "")
     delimiter = max(",;\t", key=head.count)
-    lines = [line for line in csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True) if line]
+    lines = [line for _, line in read_cells(text, delimiter, skipinitialspace=True)]
     comments = next((n for n, line in enumerate(lines) if not line[0].startswith("#")), len(lines))
     first = max(comments - 1, 0)
     names = [name.strip("# ").lower() for name in lines[first]] if lines else []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import csv
+import io
+from collections.abc import Iterator
 from pathlib import Path
 
 from retable.platform.errors import UserError
@@ -53,3 +56,27 @@ def _is_utf8(data: bytes) -> bool:
     wrong = sum("\udc80" <= letter <= "\udcff" for letter in letters)
     by_chance = sum("\u0100" <= letter <= "\u07ff" for letter in letters)
     return by_chance > wrong or by_chance + wrong < len(letters)
+
+
+def read_cells(text: str, delimiter: str, skipinitialspace: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV that are not blank, each with the number of its last line.
+
+    Text behind a closing quotation mark belongs to its cell. A row that spans several lines must be strictly correct:
+    else a quotation mark that somebody forgot to close would swallow the rows below it.
+
+    Raises:
+        csv.Error: where the text is no CSV, or a quotation mark is not closed.
+    """
+    # The blank lines at the end make an open cell of the last line span several, too.
+    lines = io.StringIO(text + "\n\n", newline="").readlines()
+    reader, start = csv.reader(lines, delimiter=delimiter, skipinitialspace=skipinitialspace), 0
+    for row in reader:
+        if reader.line_num > start + 1:
+            here = lines[start : reader.line_num]
+            try:
+                list(csv.reader(here, delimiter=delimiter, skipinitialspace=skipinitialspace, strict=True))
+            except csv.Error as error:
+                raise csv.Error(f"line {start + 1}: a quotation mark is not closed") from error
+        start = reader.line_num
+        if row:
+            yield start, row
