@@ -115,6 +115,9 @@ class Advance(Protocol):
         """Move it."""
 
 
+for _name in ("stdin", "stdout", "stderr"):
+    if getattr(sys, _name) is None:  # closed, as some supervisors start a command
+        setattr(sys, _name, open(os.devnull, "r" if _name == "stdin" else "w"))
 if sys.stdout.isatty():
     console = new_console()
 else:  # FORCE_COLOR asks for colours in a pipe, not for lines that are drawn over

@@ -1,6 +1,8 @@
 """The board tells how long the rest will take only once it can."""
 
 import io
+import subprocess
+import sys
 import time
 
 import pytest
@@ -99,3 +101,21 @@ def test_an_empty_item_is_refused(text):
 def test_an_item_of_another_kind_is_named_with_its_option(word):
     with pytest.raises(UserError, match=rf"^--years 2019,{word}: '{word}' is no year; write 2019,2021$"):
         items("--years", f"2019,{word}", whole, "year", "2019,2021")
+
+
+CLOSED = """
+from retable.platform.console import consent, console, errors
+from retable.platform.errors import UserError
+console.print("shown")
+errors.print("shown")
+try:
+    consent("?", yes=False)
+except UserError:
+    raise SystemExit(7)
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_is_one_that_holds_nothing(closed):
+    """As some supervisors start a command."""
+    assert subprocess.run(["sh", "-c", f'"$0" -c "$1" {closed}', sys.executable, CLOSED]).returncode == 7
