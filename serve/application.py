@@ -121,8 +121,8 @@ class Arguments(BaseModel):
     """Which; none: the papers' of which there is something."""
     models: Literal["zoo", "best", "user_config"] = "user_config"
     """What comes with the tasks, the best runs of the storage, or what `user_config` of the deployments names."""
-    index: str = ""
-    """Of recordings: what audio searches."""
+    index: Annotated[str, AfterValidator(lambda path: path and str(Path(path).absolute()))] = ""
+    """Of recordings: what audio searches; replicas run elsewhere."""
     token_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
     """Of the token that requests need."""
     hosts: tuple[Annotated[str, _valid(host_name)], ...] = ()
@@ -170,7 +170,7 @@ def arguments(models: Sequence[Model], storage: Storage, address: Address, index
     return Arguments(
         storage=str(storage),
         tasks=tuple(by_task(models)),
-        index=str(Path(index).absolute()) if index else "",
+        index=index,
         token_sha256=address.digest,
         hosts=address.names,
     )

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO
 
 from pydantic import TypeAdapter
 
@@ -85,11 +84,13 @@ class VideoQueue:
 
         Raises:
             BlockingIOError: where another process has it.
+            OSError: where it cannot be written, or its disk has no locks.
         """
         self.storage, self.work, self.limits = storage, work, limits
         self.folder = Path((storage / FOLDER).root)
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.lock = _locked(self.folder / ".lock")
+        self.lock = (self.folder / ".lock").open("ab")
+        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.changed = threading.Condition()
         self.checking = threading.Lock()
         self.jobs: dict[str, Job] = {}
@@ -335,21 +336,6 @@ class VideoQueue:
         return self.folder / job.id / f"painted.{job.order.format}"
 
 
-def _locked(path: Path) -> IO[bytes]:
-    """Return a file that this process alone has open with a lock.
-
-    Raises:
-        BlockingIOError: where another one has.
-    """
-    file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
 _REPLIES: Mapping[str, Callable[..., Reply]] = {
     "create": lambda job: json_reply(job, 202, (("Location", f"/v1/jobs/{job['id']}"),)),
     "status": json_reply,
@@ -384,4 +370,7 @@ class Jobs:
                     self.desk = VideoQueue(self.storage)
                 except BlockingIOError as error:
                     raise Problem(503, "another server on this storage has the jobs; ask that one", wait=5) from error
+                except OSError as error:
+                    why = f"its storage cannot hold them ({error.strerror})"
+                    raise Problem(501, f"this server takes no videos: {why}") from error
             return self.desk

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp
 
+from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.serve.ingress import openapi
 from retable.serve.ingress.limits import Limits
@@ -62,8 +63,14 @@ class Ingress:
         return self.gate
 
     async def reconfigure(self, config: Mapping[str, object]) -> None:
-        """Serve the models that Serve's `user_config` names; what was begun is answered by those that it asked for."""
+        """Serve the models that Serve's `user_config` names; what was begun is answered by those that it asked for.
+
+        Raises:
+            UserError: where `user_config` is none, or names a model of a task that has no deployment here.
+        """
         models = by_task(models_of(config))
+        if others := models.keys() - self.handles.keys():
+            raise UserError(f"user_config: a model of {min(others)}, which is not among the `tasks` of `args`")
         self.models = {task: own for task, own in self.models.items() if task in models}
         self.publish()
         await asyncio.gather(*(self.renew(task, own) for task, own in models.items()))

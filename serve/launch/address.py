@@ -120,9 +120,11 @@ def loopback(host: str) -> bool:
     host = re.sub(r":\d+$", "", host) if host.count(":") < 2 or "]" in host else host
     host = host.strip("[]")
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
         return False
+    # A socket of IPv6 shows an address of IPv4 as a part of one of its own.
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def check_port(host: str, port: int) -> None:

@@ -216,12 +216,13 @@ def deploy(
 
 def reason(error: Exception, name: str) -> str:
     """Return why an application does not start: the last line of what a replica says, or of the error."""
-    texts = [str(error) or type(error).__name__]
+    texts = [str(error), type(error).__name__]
     with suppress(RayError, TimeoutError):  # Serve's controller may be what is gone
         if running := serve.status().applications.get(name):
             deployments = running.deployments.values()
             texts = [failed.message for failed in deployments if failed.status == "DEPLOY_FAILED"] + texts
-    return texts[0].strip().splitlines()[-1].rpartition("UserError: ")[2]
+    text = next(filter(None, map(str.strip, texts)))
+    return text.splitlines()[-1].rpartition("UserError: ")[2]
 
 
 def drain(name: str) -> None:

@@ -117,6 +117,13 @@ def test_how_long_a_request_may_wait_is_said_for_each_task():
     assert waits() == {"rl": 5, "style": 20} and waits(wait_seconds={"rl": 0.5}) == {"rl": 0.5, "style": 20}
 
 
+def test_the_index_of_a_config_file_is_where_it_is_built_as_replicas_run_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for index, whole in (("my.index", str(tmp_path / "my.index")), ("/my.index", "/my.index"), ("", "")):
+        built = build_app(application.build(GOOD | {"tasks": ["audio"], "index": index}), name="retable").deployments
+        assert [each.init_kwargs["index"] for each in built if each.name == "audio"] == [whole]
+
+
 def test_the_template_serves_the_zoo(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     whole = ServeDeploySchema.model_validate(yaml.safe_load(TEMPLATE.read_text()))
@@ -278,6 +285,28 @@ def test_a_lost_terminal_ends_the_server_once_and_takes_no_more_output(tmp_path)
     time.sleep(0.5)
     os.kill(terminal.pid, signal.SIGHUP)  # and the shell another
     assert os.waitpid(terminal.pid, 0)[1] == 0 and (tmp_path / "ended").read_text() == "ended"
+
+
+def test_a_server_without_standard_streams_hears_hangups():
+    heard = """
+import os, signal
+from retable.serve.launch.server import hangups
+with hangups() as heard:
+    os.kill(os.getpid(), signal.SIGHUP)
+    raise SystemExit(40 + heard.get(timeout=5))
+"""
+    closed = ["sh", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, heard]
+    assert subprocess.run(closed).returncode == 40 + signal.SIGHUP
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"), [(["", "a\nUserError: no room"], "no room"), ([""], "lost"), ([" \n"], "lost")]
+)
+def test_a_deployment_that_says_nothing_leaves_the_reason_to_the_others_and_the_error(monkeypatch, messages, why):
+    failed = {str(place): SimpleNamespace(status="DEPLOY_FAILED", message=said) for place, said in enumerate(messages)}
+    running = SimpleNamespace(applications={"retable": SimpleNamespace(deployments=failed)})
+    monkeypatch.setattr("ray.serve.status", lambda: running)
+    assert server.reason(RuntimeError("lost"), "retable") == why
 
 
 def test_the_command_waits_for_hangups_while_ray_lives(monkeypatch):

@@ -1,6 +1,7 @@
 """Videos as jobs: the desk with toy work, without Ray; what is taken; and once, slowly, a real video through Serve."""
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -492,6 +493,26 @@ def test_routes_ask_the_jobs_and_check_what_they_are_asked(tmp_path):
 def test_a_storage_that_is_no_folder_takes_no_videos():
     answer = asyncio.run(jobs.Jobs(Storage.open("memory://results")).call("status", "a" * 22))
     assert (answer.status, answer.detail) == (501, "this server takes no videos: its storage is no folder")
+
+
+@pytest.mark.parametrize(
+    ("where", "fault", "status", "why"),
+    [
+        ("fcntl.flock", OSError(errno.ENOLCK, "No locks available"), 501, "No locks available"),
+        ("pathlib.Path.mkdir", PermissionError(errno.EACCES, "Permission denied"), 501, "Permission denied"),
+        ("fcntl.flock", BlockingIOError(errno.EAGAIN, "busy"), 503, "another server on this storage has the jobs"),
+    ],
+    ids=str,
+)
+def test_a_folder_that_cannot_hold_jobs_takes_no_videos_and_ends_no_server(
+    storage, monkeypatch, where, fault, status, why
+):
+    def refuse(*_, **__):
+        raise fault
+
+    monkeypatch.setattr(where, refuse)
+    answer = asyncio.run(jobs.Jobs(storage).call("status", "a" * 22))
+    assert answer.status == status and why in answer.detail and str(storage) not in answer.detail
 
 
 def test_jobs_are_one_deployment_where_styles_are_served():

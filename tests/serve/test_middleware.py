@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from retable.platform.errors import UserError
 from retable.serve.deployments.served import Line
 from retable.serve.ingress import app
 from retable.serve.ingress.limits import Limits
@@ -134,7 +135,9 @@ def test_one_address_has_so_many_requests_at_once_but_this_machine_any_number():
 
     statuses, sent = asyncio.run(crowd("203.0.113.7"))
     assert statuses == [429, 200, 200] and (b"retry-after", b"1") in sent[0]["headers"]
-    assert asyncio.run(crowd("127.0.0.1"))[0] == asyncio.run(crowd("::1"))[0] == [200] * 3
+    for own in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):  # the last: as a socket of IPv6 shows the first
+        assert asyncio.run(crowd(own))[0] == [200] * 3
+    assert asyncio.run(crowd("::ffff:203.0.113.7"))[0] == [429, 200, 200]
     assert not application.clients  # nobody is remembered
 
 
@@ -276,7 +279,7 @@ def test_other_models_of_a_task_are_served_once_they_answer_and_until_then_those
                 raise found
             return found
 
-    ingress = Ingress({}, "", (), Limits(held_bytes=3))
+    ingress = Ingress(dict.fromkeys(("style", "rl")), "", (), Limits(held_bytes=3))
 
     def swap(**digests):
         made = [Model(task=task, name="toy", sha256=digest) for task, digest in digests.items()]
@@ -310,6 +313,8 @@ def test_other_models_of_a_task_are_served_once_they_answer_and_until_then_those
         return late.status
 
     assert asyncio.run(reload()) == 503
+    with pytest.raises(UserError, match="user_config: a model of audio, which is not among the `tasks`"):
+        swap(audio="a")
 
 
 def test_below_a_prefix_the_token_is_asked_for_and_places_are_right():
