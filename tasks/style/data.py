@@ -308,15 +308,14 @@ def tests(source: Source) -> tuple[str, ...]:
 
 
 def photographs(source: Source) -> dict[str, str | Path]:
-    """Return where photographs lie, by name: those shipped, those in `test/` now, and the data set's tests."""
-    there = [f"test/{name}" for name in source.folder.list("test")]
-    return {**assets.photographs(), **assets.large(), **_by_name(source, [*there, *source.info["test"]])}
+    """Return where photographs lie, by name: those shipped, those below `test/` now, and the data set's tests."""
+    there = [*pictures_below(source.folder, "test"), *source.info["test"]]
+    return {**assets.photographs(), **assets.large(), **_by_name(source, there)}
 
 
 def paintings(source: Source) -> dict[str, str | Path]:
-    """Return where paintings lie, by name: those shipped, and those in `paintings/` now, which win."""
-    there = [f"paintings/{name}" for name in source.folder.list("paintings")]
-    return {**assets.paintings(), **_by_name(source, there)}
+    """Return where paintings lie, by name: those shipped, and those below `paintings/` now, which win."""
+    return {**assets.paintings(), **_by_name(source, pictures_below(source.folder, "paintings"))}
 
 
 def _by_name(source: Source, paths: Iterable[str]) -> dict[str, str]:

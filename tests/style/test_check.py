@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.style.files.check import SMALLEST, check, defect
 from retable.tasks.style.files.prepare import index_folder
@@ -117,8 +118,34 @@ def test_every_part_of_a_data_set_is_decoded(root, place):
 def test_names_must_differ(root):
     put(root, {"paintings/oil.png": encoded("PNG")})
     only(root, "1 pictures, such as paintings/oil.png, that dataset.json lacks")
-    index_folder(Storage.open(root), "mine")
+    (root / "dataset.json").unlink()
     only(root, "oil.png", "has the name of paintings/oil.jpg")
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        ("test/a/x.png", "test/b/x.jpg"),
+        ("val2017/x.jpg", "val2017/x.png"),
+        ("paintings/x.jpg", "paintings/x.png"),
+        ("paintings/a/x.jpg", "paintings/x.png"),
+    ],
+)
+def test_equal_names_that_indexing_refuses_are_defects(tmp_path, one, other):
+    put(tmp_path, {"training/a.jpg": encoded(), one: encoded(), other: encoded()})
+    line = f"{tmp_path}/{other}: has the name of {one}; rename one of them"
+    assert check(tmp_path) == [line]
+    with pytest.raises(UserError) as caught:
+        index_folder(Storage.open(tmp_path), "mine")
+    assert str(caught.value) == line
+
+
+def test_equal_names_of_what_is_not_found_by_name_are_sound(tmp_path):
+    put(tmp_path, {path: encoded() for path in ("training/x.jpg", "training/x.png", "test/x.jpg", "paintings/x.jpg")})
+    put(tmp_path, {"test/x.tga": encoded("TGA")})  # of a format that training does not read
+    assert check(tmp_path) == []
+    index_folder(Storage.open(tmp_path), "mine")
+    assert check(tmp_path) == []
 
 
 def test_a_broken_index_is_one_line(root):

@@ -225,6 +225,19 @@ def test_pictures_are_found_by_name(source, tmp_path):
     assert found.storage == Storage.open(tmp_path)
 
 
+def test_pictures_in_folders_below_are_found_by_name(source, tmp_path):
+    root = tmp_path / "data/style/mine"
+    save(root / "paintings/sub/oil.png", plain(2))
+    save(root / "test/deep/er/later.png", plain(4))
+    for read, path in ((data.painting, "paintings/sub/oil.png"), (data.photograph, "test/deep/er/later.png")):
+        with pytest.raises(UserError, match=f"{path}: was added after the data set was indexed"):
+            read(source, path.split("/")[-1][:-4])
+    index_folder(source.folder, "mine")
+    source = Source.of(Storage.open(tmp_path), "style/mine")
+    assert np.array_equal(data.painting(source, "oil"), plain(2))
+    assert np.array_equal(data.photograph(source, "later"), plain(4))
+
+
 def test_an_unknown_name_gets_the_nearest(source):
     with pytest.raises(UserError, match="did you mean 'great_wave'"):
         photographs(source, style=["great_wav"])

@@ -360,7 +360,7 @@ def test_of_two_commands_at_once_one_makes_the_data_set(album, storage, quick):
 
 
 def test_an_import_needs_pictures_to_train_on(album, storage, tmp_path):
-    with pytest.raises(UserError, match="13 sound pictures and 0 videos, too few"):
+    with pytest.raises(UserError, match=r"13 sound pictures and 0 videos, too few .* lower --test"):
         import_folder(album, folder(storage, "mine"), "mine", 13)
     with pytest.raises(UserError, match="no folder"):
         import_folder(tmp_path / "nowhere", folder(storage, "mine"), "mine")

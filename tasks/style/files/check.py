@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import cv2
 import numpy as np
@@ -99,7 +99,7 @@ def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda d
     paths = sorted(there)
     lines = threaded(partial(_line, folder, sizes, crc32), paths)
     defects += filter(None, counted(lines, progress, len(paths)))
-    return [*defects, *_twice(folder, paths)]
+    return [*defects, *same_names(folder, paths)]
 
 
 def _indexed(folder: Storage) -> tuple[dict[str, int], dict[str, int | None]]:
@@ -128,12 +128,12 @@ def _line(folder: Storage, sizes: dict[str, int], crc32: dict[str, int | None], 
     return None
 
 
-def _twice(folder: Storage, paths: list[str]) -> Iterator[str]:
-    """Yield photographs and paintings that share a name."""
+def same_names(folder: Storage, paths: Iterable[str]) -> Iterator[str]:
+    """Yield a line for each test photograph and painting that has the name of another: configs name them so."""
     first: dict[tuple[str, str], str] = {}
-    for path in paths:
-        top, _, name = path.rpartition("/")
-        if top in ("test", "paintings"):
-            other = first.setdefault((top, name.rsplit(".", 1)[0]), path)
+    for path in filter(is_picture, paths):
+        top, name = path.split("/")[0], PurePosixPath(path).stem
+        if top in ("test", "val2017", "paintings"):
+            other = first.setdefault((top, name), path)
             if other != path:
                 yield f"{folder}/{path}: has the name of {other}; rename one of them"

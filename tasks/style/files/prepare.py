@@ -27,7 +27,7 @@ from retable.tasks.style.config import Config
 from retable.tasks.style.data import INDEX, SUFFIXES, files_below, is_picture, pictures_below, threaded
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.files import videos as video_files
-from retable.tasks.style.files.check import defect, too_small
+from retable.tasks.style.files.check import defect, same_names, too_small
 
 GENERATED = "generated"
 PHOTOGRAPHS = 400
@@ -85,8 +85,8 @@ def index_folder(dataset: Storage, name: str, **extra: Any) -> dict[str, Any]:
         **extra: what else a data set says of itself.
 
     Raises:
-        UserError: where there is no training picture, a file is empty, two tests share a name, or `coco2017` is not
-            whole.
+        UserError: where there is no training picture, a file is empty, two tests or two paintings share a name, or
+            `coco2017` is not whole.
 
     """
     training = pictures_below(dataset, "training")
@@ -137,11 +137,8 @@ def _refuse(
     if empty := [path for path, size in everything.items() if not size]:
         more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
         raise UserError(f"{target}/{empty[0]}: zero bytes{more}; `retable data check style {target}` lists all defects")
-    first: dict[str, str] = {}
-    for path in tests:
-        other = first.setdefault(Path(path).stem, path)
-        if other != path:
-            raise UserError(f"{target}/{path}: has the name of {other}; rename one of them")
+    for line in same_names(target, everything):
+        raise UserError(line)
 
 
 def _digest(dataset: Storage, item: tuple[str, int]) -> tuple[bytes, int]:
@@ -242,6 +239,7 @@ def import_folder(
     tests: int = 10,
     every: int = 24,
     paintings: Sequence[Path] = (),
+    remedy: str = "add pictures, or lower --test of `retable data import`",
 ) -> dict[str, Any]:
     """Make a data set of the pictures, and of the videos' frames, in a folder and those below it; return its info.
 
@@ -255,6 +253,7 @@ def import_folder(
         tests: how many pictures become test photographs.
         every: of each video, the first frame of so many is taken.
         paintings: pictures that trainings on the set can take their style from, by their names; see `read_paintings`.
+        remedy: ends the error where there are too few pictures.
 
     Returns:
         `dataset.json`; its `left_out` says of each file that is broken or too small what is wrong with it.
@@ -269,7 +268,7 @@ def import_folder(
         raise UserError(f"--name {name}: is the name of other pictures, which tables are made with; choose another")
     _check_own(dataset, name, "imported")
     with tempfile.TemporaryDirectory(prefix="retable-") as converted:
-        return _import(source, dataset, name, tests, every, paintings, Path(converted))
+        return _import(source, dataset, name, tests, every, paintings, remedy, Path(converted))
 
 
 def _import(
@@ -279,6 +278,7 @@ def _import(
     tests: int,
     every: int,
     paintings: Sequence[Path],
+    remedy: str,
     converted: Path,
 ) -> dict[str, Any]:
     origin = Storage.open(source)
@@ -293,7 +293,7 @@ def _import(
     if tests > len(sound) or not (len(sound) > tests or videos):
         raise UserError(
             f"{source}: {len(sound)} sound pictures and {len(videos)} videos, too few to train on beside {tests} tests"
-            "; add pictures, or lower --test of `retable data import`"
+            f"; {remedy}"
         )
     chosen = set(sorted(sound, key=lambda path: hashlib.sha256(path.encode()).digest())[:tests])
     import av  # here and below: a machine that only trains may lack it

@@ -70,7 +70,7 @@ def learn(painting: Path, start: str, photographs: Path | None, steps: int, stor
 
     with one_maker(storage, f"style/{name}"):
         if photographs and not dataset.exists("dataset.json"):
-            info = import_folder(photographs, dataset, name, TESTS, paintings=[painting])
+            info = import_folder(photographs, dataset, name, TESTS, paintings=[painting], remedy="add pictures")
             print_lines(info["left_out"], "left out: ")
         elif not dataset.exists("dataset.json"):
             make_generated(dataset, name, PHOTOGRAPHS, 0, [painting])

@@ -101,6 +101,13 @@ def test_two_at_once_make_one_data_set(tmp_path, asked, monkeypatch):
     assert len(asked) == 3 and len(made) == 1
 
 
+def test_too_few_photographs_are_told_without_options_of_another_command(tmp_path, asked):
+    Image.fromarray(np.full((30, 40, 3), 90, np.uint8)).save(tmp_path / "work.png")
+    with pytest.raises(UserError, match=r"1 sound pictures and 0 videos, too few .* 2 tests; add pictures$"):
+        learn.learn(tmp_path / "work.png", "great_wave", pictures(tmp_path / "few", 1), 10, Storage.open(tmp_path))
+    assert not asked
+
+
 def test_a_network_of_another_form_is_refused_before_the_work(tmp_path, asked):
     transformer.save(TransformerNetwork(4, final_norm=True), tmp_path / "net.safetensors", {}, half=False)
     Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(tmp_path / "work.png")
