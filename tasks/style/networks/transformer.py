@@ -239,7 +239,8 @@ def find(name: str, painting: str = "") -> TransformerNetwork:
     networks = zoo()
     if name in networks:
         several = names(networks[name])
-        return read(networks[name], painting or (name if len(several) > 1 else ""))
+        data = weights.read_bytes(networks[name])
+        return read_bytes(data, name, painting or (name if len(several) > 1 else ""))
     if not Path(name).exists():
         raise UserError(f"{name}: neither a file nor a network of the zoo{nearest(name, networks)}")
     return read(Path(name), painting)

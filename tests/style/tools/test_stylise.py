@@ -464,6 +464,9 @@ def test_what_style_means(tmp_path, storage, weights_file):
         ([painting], Options(changes=RANDOM | {"blend": [1, 2]}), "blend"),
         ([painting], Options(changes={"method.backbone.weights": "f" * 64}), "retable style weights FILE"),
         ([painting], Options(device="cuda:99", changes=RANDOM), "cannot be used here"),
+        ([str(weights_file)], Options(device="meta"), "device 'meta' cannot be used here"),  # it computes no values
+        ([str(weights_file)], Options(device="privateuseone"), "cannot be used here"),  # a module that is not there
+        (["great_wave:x"], Options(), "^great_wave:x: great_wave has one style alone"),
     ):
         with pytest.raises(UserError, match=said) as caught:
             open_style(styles, options, storage)

@@ -115,8 +115,8 @@ class Options:
         """The device that computes."""
         try:
             device = torch.device(self.device or best_device(apple=True))
-            torch.empty(1, device=device)
-        except (RuntimeError, AssertionError) as error:
+            torch.zeros(1, device=device).item()  # the device "meta" has tensors without values
+        except (RuntimeError, AssertionError, ImportError) as error:
             raise UserError(f"device {self.device!r} cannot be used here; leave it out, or use cpu") from error
         return device
 
