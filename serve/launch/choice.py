@@ -79,19 +79,18 @@ def choose_models(wanted: Wanted, storage: Storage) -> list[Model]:
         raise UserError("--run, --zoo and --best exclude each other; leave out all but one")
     models: list[Model] = []
     if wanted.runs:
-        models = [of_run(api.load(run, storage), NAMED, storage) for run in dict.fromkeys(wanted.runs)]
+        tables = kept_tables(storage)
+        models = [of_run(api.load(run, storage), NAMED, storage, tables) for run in dict.fromkeys(wanted.runs)]
         if others := {model.task for model in models} - set(wanted.tasks or servable()):
             raise UserError(f"--run names a run of {min(others)}, which is not among the tasks to serve; add it")
     else:
-        tables = {task_of(name): name for name in wanted.best}
-        if twice := [name for name in wanted.best if tables[task_of(name)] != name]:
-            raise UserError(
-                f"--best {twice[0]}: {tables[task_of(twice[0])]} is of its task, too; name one table a task"
-            )
-        if unknown := tables.keys() - set(wanted.tasks or servable()):
-            raise UserError(f"--best {tables[min(unknown)]}: {min(unknown)} is not among the tasks to serve")
-        for task in dict.fromkeys(wanted.tasks) or list(tables) or [task for task in PAPERS if not missing(task)]:
-            own = [] if wanted.zoo else best_of(tables[task], storage) if task in tables else best(task, storage)
+        named = {task_of(name): name for name in wanted.best}
+        if twice := [name for name in wanted.best if named[task_of(name)] != name]:
+            raise UserError(f"--best {twice[0]}: {named[task_of(twice[0])]} is of its task, too; name one table a task")
+        if unknown := named.keys() - set(wanted.tasks or servable()):
+            raise UserError(f"--best {named[min(unknown)]}: {min(unknown)} is not among the tasks to serve")
+        for task in dict.fromkeys(wanted.tasks) or list(named) or [task for task in PAPERS if not missing(task)]:
+            own = [] if wanted.zoo else best_of(named[task], storage) if task in named else best(task, storage)
             models += own or _of_zoo(task, storage)
     models = with_index(models, wanted.index, wanted.anyway, storage)
     if absent := sorted(set(wanted.tasks) - {model.task for model in models}):
@@ -158,7 +157,8 @@ def best(task: str, storage: Storage) -> list[Model]:
 
 def of_choices(choices: Mapping[str, Choice], storage: Storage) -> list[Model]:
     """Export what was chosen, by name."""
-    return [of_run(it.run, it.line().partition(": ")[2], storage, name) for name, it in sorted(choices.items())]
+    tables = kept_tables(storage)
+    return [of_run(it.run, it.line().partition(": ")[2], storage, tables, name) for name, it in sorted(choices.items())]
 
 
 def best_of(named: str, storage: Storage) -> list[Model]:
@@ -213,8 +213,8 @@ def by_metric(named: str, metric: str, rule: Any, runs: Sequence[api.TrainedRun]
     return {name: choose(name, runs, score, f"validation {metric}", comparable=alike, smoke=True)}
 
 
-def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> Model:
-    """Export a run.
+def of_run(run: api.TrainedRun, why: str, storage: Storage, tables: Sequence[FilledTable], name: str = "") -> Model:
+    """Export a run; it names the first of the tables' cells that it fills.
 
     Raises:
         UserError: where it is not finished, has diverged, or is of a kind that nobody can serve.
@@ -223,7 +223,7 @@ def of_run(run: api.TrainedRun, why: str, storage: Storage, name: str = "") -> M
     if run.diverged:
         raise UserError(f"run {run.fingerprint} has diverged: its weights are no numbers; name another")
     model = of_file(run.task.name, name, contract.exporter(run.task.name).write_export(run), why, storage)
-    cell = cell_of(model, kept_tables(storage))
+    cell = cell_of(model, tables)
     return replace(model, about={**model.about, "cell": cell}) if cell else model
 
 

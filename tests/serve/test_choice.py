@@ -57,7 +57,7 @@ def fill(storage, rows, name="weather/table1", scale="small", columns=("Total", 
 @pytest.fixture
 def exported(monkeypatch):
     """Runs are exported as their fingerprint: what is chosen is tested here."""
-    made = lambda run, why, storage, name="": (run.fingerprint, why)  # noqa: E731
+    made = lambda run, why, *_: (run.fingerprint, why)  # noqa: E731
     monkeypatch.setattr(choice, "of_run", made)
 
 
@@ -86,6 +86,17 @@ def test_what_would_be_chosen_by_a_table_s_own_numbers_is_refused(finished, stor
     run = type("Run", (), {"task": find("rl")})
     with pytest.raises(UserError, match=r"rl has no validation split to choose by; --best rl/table1 chooses among"):
         choice.by_metric("rl/table1/return", "return", None, [run])
+
+
+def test_kept_tables_are_read_once_for_all_runs(finished, storage, monkeypatch):
+    """On a bucket with many policies, reading them again for each was most of the wait."""
+    runs, reads = [finished(seed, 0.1, 0.1) for seed in (1, 2)], []
+    monkeypatch.setattr(choice, "kept_tables", lambda storage: reads.append("all") or [])
+    monkeypatch.setattr(choice.contract, "exporter", lambda task: SimpleNamespace(write_export=lambda run: b""))
+    monkeypatch.setattr(choice, "of_file", lambda task, name, *_: models.Model(task=task, name=name, sha256="a"))
+    choices = {run: SimpleNamespace(run=choice.api.load(run, storage), line=lambda: "a: b") for run in runs}
+    assert [model.name for model in choice.of_choices(choices, storage)] == sorted(runs) and reads == ["all"]
+    assert len(choice.choose_models(choice.Wanted(runs=runs), storage)) == 2 and reads == ["all", "all"]
 
 
 def test_named_tables_exclude_runs_and_the_zoo(storage):
