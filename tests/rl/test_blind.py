@@ -57,7 +57,7 @@ def blind(recorded, environment, method, states, seed):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("environment", ["HalfCheetah", "Hopper", "Walker2d"])
+@pytest.mark.parametrize("environment", ["HalfCheetah", "Hopper", pytest.param("Walker2d", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_standardized_states_leave_no_blind_input_and_raw_ones_do(recorded, seed, environment, method):
     ours, raw = (blind(recorded, environment, method, states, seed) for states in ("standardized", "raw"))

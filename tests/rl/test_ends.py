@@ -191,6 +191,10 @@ def test_successors_that_are_but_the_next_rows_do_not_hide_a_lost_time_out(
     np.testing.assert_array_equal(columns["next_observation"], cheetah["next_observations"][kept])
 
 
+LANES = [("HalfCheetah", 200), ("Hopper", 1000), pytest.param("Walker2d", 1000, marks=pytest.mark.slow)]
+"""Environments, and steps of an episode; Walker2d ends as Hopper does."""
+
+
 def record_lane(environment: str, mode: AutoresetMode, rows: int, steps: int) -> tuple[Arrays, Arrays]:
     """Record a lane of Gymnasium's vector environment as it comes; return that, and what truly happened."""
     lane = SyncVectorEnv([lambda: gymnasium.make(environment, max_episode_steps=steps)], autoreset_mode=mode)
@@ -214,7 +218,7 @@ def record_lane(environment: str, mode: AutoresetMode, rows: int, steps: int) ->
     return arrays(found), arrays(true)
 
 
-@pytest.mark.parametrize(("environment", "steps"), [("HalfCheetah", 200), ("Hopper", 1000), ("Walker2d", 1000)])
+@pytest.mark.parametrize(("environment", "steps"), LANES)
 def test_same_step_autoreset_is_found(environment: str, steps: int, storage: Storage, tmp_path: Path) -> None:
     found, true = record_lane(f"{environment}-v5", AutoresetMode.SAME_STEP, 1000, steps)
     ends = np.flatnonzero(true["terminals"] | true["timeouts"])
@@ -232,7 +236,7 @@ def test_same_step_autoreset_is_found(environment: str, steps: int, storage: Sto
 
 
 @pytest.mark.parametrize("variant", ["v0", "v2"])
-@pytest.mark.parametrize(("environment", "steps"), [("HalfCheetah", 200), ("Hopper", 1000), ("Walker2d", 1000)])
+@pytest.mark.parametrize(("environment", "steps"), LANES)
 def test_next_step_autoreset_is_found(
     environment: str, steps: int, variant: str, storage: Storage, tmp_path: Path
 ) -> None:
