@@ -7,12 +7,11 @@ else of the file are kept; see `frames`.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -35,8 +34,8 @@ Stylise = Callable[[Iterator[Pictures]], Iterator[Pictures]]
 `partial(map, function)` makes one of a function of a batch."""
 T = TypeVar("T")
 
-DEPTH = 1
-"""Batches that wait between two stages: while one is worked on, the next is ready."""
+DEPTH = 2
+"""Batches that a stage is ahead of the next: while one is worked on, the next is ready and another in the making."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,37 +138,19 @@ def stylised(frames: Iterator[Frame], stylise: Stylise, batch: int) -> Generator
 
 
 def ahead(items: Iterable[T], depth: int) -> Generator[T]:
-    """Yield `items` as a thread makes them, at most `depth` of them early. Closing it stops the thread.
+    """Yield `items`, none of them None, as a thread makes them, `depth` of them early. Closing it stops the thread.
 
     Raises:
         BaseException: what the making of an item raised.
     """
-    ready: queue.Queue[list[T] | BaseException | None] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def fill() -> None:
-        try:
-            for item in items:
-                ready.put([item])
-                if stopped.is_set():
-                    break
-            ready.put(None)
-        except BaseException as error:
-            ready.put(error)
-
-    thread = threading.Thread(target=fill, daemon=True)
-    thread.start()
+    iterator, pool = iter(items), ThreadPoolExecutor(1)
+    waiting = deque(pool.submit(next, iterator, None) for _ in range(depth))
     try:
-        while (got := ready.get()) is not None:
-            if isinstance(got, BaseException):
-                raise got
-            yield got[0]
+        while (item := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(next, iterator, None))
+            yield item
     finally:
-        stopped.set()
-        while thread.is_alive():  # it may wait for room
-            with suppress(queue.Empty):
-                ready.get_nowait()
-            thread.join(0.01)
+        pool.shutdown(cancel_futures=True)
 
 
 def on_cluster(
