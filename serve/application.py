@@ -171,7 +171,7 @@ def arguments(models: Sequence[Model], storage: Storage, address: Address, index
         storage=str(storage),
         tasks=tuple(by_task(models)),
         index=index,
-        token_sha256=address.digest,
+        token_sha256=hashlib.sha256(address.token.encode()).hexdigest() if address.token else "",
         hosts=address.names,
     )
 

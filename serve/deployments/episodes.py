@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,72 +30,56 @@ class Stopped(Exception):
     """No client waits for the episode any more."""
 
 
-@dataclass(frozen=True)
-class Bodies:
-    """The drawing of a model: each visible body as a line of some width, with or without round ends."""
-
-    places: Array
-    """(bodies,) their indices among MuJoCo's geoms."""
-    radii: Array
-    """(bodies,) half the width, m."""
-    halves: Array
-    """(bodies,) half the length, m."""
-    axes: Array
-    """(bodies,) which of a body's own axes the line follows."""
-    round: Array
-    """(bodies,) bool."""
-    ground: float | None
-    """Height of the floor, m."""
-
-    @staticmethod
-    def of(model: Any, data: Any) -> "Bodies":
-        """Read them off MuJoCo's model, which stands as an episode begins."""
-        kinds, sizes = np.array(model.geom_type), np.array(model.geom_size)
-        floors = np.flatnonzero(kinds == _PLANE)
-        ground = float(data.geom_xpos[floors[0], 2]) if len(floors) else None
-        places = np.flatnonzero((kinds != _PLANE) & (kinds < _MESH) & (np.array(model.geom_rgba)[:, 3] > 0))
-        kinds, sizes = kinds[places], sizes[places]
-        long, sphere = np.isin(kinds, (_CAPSULE, _CYLINDER)), kinds == _SPHERE
-        ordered = np.sort(sizes, axis=1)
-        return Bodies(
-            places,
-            radii=np.where(long | sphere, sizes[:, 0], ordered[:, 1]),
-            halves=np.where(long, sizes[:, 1], np.where(sphere, 0, ordered[:, 2])),
-            axes=np.where(long | sphere, 2, sizes.argmax(axis=1)),
-            round=np.isin(kinds, (_CAPSULE, _SPHERE)),
-            ground=ground,
-        )
-
-    def ends(self, data: Any) -> Array:
-        """Return where each line begins and ends now, m: (bodies, 2, 3)."""
-        turned = np.array(data.geom_xmat)[self.places].reshape(-1, 3, 3)
-        along = np.take_along_axis(turned, self.axes[:, None, None].repeat(3, 1), axis=2)[:, :, 0]
-        middle = np.array(data.geom_xpos)[self.places]
-        reach = self.halves[:, None] * along
-        return np.stack([middle - reach, middle + reach], axis=1)
-
-
 class Film:
-    """What was seen of an episode, in the plane in which its bodies are spread out."""
+    """What was seen of an episode, in the plane in which its bodies are spread out.
+
+    Each visible body is a line of some width, with or without round ends.
+    """
 
     def __init__(self, environment: Any) -> None:
-        self.data, self.bodies = environment.data, Bodies.of(environment.model, environment.data)
-        spread = np.ptp(self.bodies.ends(self.data).reshape(-1, 3), axis=0)
+        """Read the bodies off MuJoCo's model, which stands as an episode begins."""
+        model, self.data = environment.model, environment.data
+        kinds, sizes = np.array(model.geom_type), np.array(model.geom_size)
+        floors = np.flatnonzero(kinds == _PLANE)
+        self.ground = float(self.data.geom_xpos[floors[0], 2]) if len(floors) else None
+        """Height of the floor, m."""
+        self.places = np.flatnonzero((kinds != _PLANE) & (kinds < _MESH) & (np.array(model.geom_rgba)[:, 3] > 0))
+        """(bodies,) their indices among MuJoCo's geoms."""
+        kinds, sizes = kinds[self.places], sizes[self.places]
+        long, sphere = np.isin(kinds, (_CAPSULE, _CYLINDER)), kinds == _SPHERE
+        ordered = np.sort(sizes, axis=1)
+        self.radii = np.where(long | sphere, sizes[:, 0], ordered[:, 1])
+        """(bodies,) half the width, m."""
+        self.halves = np.where(long, sizes[:, 1], np.where(sphere, 0, ordered[:, 2]))
+        """(bodies,) half the length, m."""
+        self.axes = np.where(long | sphere, 2, sizes.argmax(axis=1))
+        """(bodies,) which of a body's own axes the line follows."""
+        self.round = np.isin(kinds, (_CAPSULE, _SPHERE))
+        """(bodies,) whether the ends are round."""
+        spread = np.ptp(self.ends().reshape(-1, 3), axis=0)
         self.depth = 2 if spread[2] >= spread[1] else 1
         self.pause = float(environment.dt)
         self.every = max(1, round(1 / (_PER_SECOND * self.pause)))
         self.frames: list[list[int]] = []
 
+    def ends(self) -> Array:
+        """Return where each line begins and ends now, m: (bodies, 2, 3)."""
+        turned = np.array(self.data.geom_xmat)[self.places].reshape(-1, 3, 3)
+        along = np.take_along_axis(turned, self.axes[:, None, None].repeat(3, 1), axis=2)[:, :, 0]
+        middle = np.array(self.data.geom_xpos)[self.places]
+        reach = self.halves[:, None] * along
+        return np.stack([middle - reach, middle + reach], axis=1)
+
     def see(self, step: int) -> None:
         """Keep where the bodies are after a step, where that is one of those that are kept: whole mm."""
         if step % self.every == 0:
-            ends = self.bodies.ends(self.data)[:, :, [0, self.depth]]
+            ends = self.ends()[:, :, [0, self.depth]]
             self.frames.append(np.rint(1000 * ends).astype(int).reshape(-1).tolist())
 
     def as_json(self) -> Json:
         """Return what an answer says of it."""
-        lines = zip(np.rint(1000 * self.bodies.radii).astype(int).tolist(), self.bodies.round.tolist(), strict=True)
-        floor = None if self.bodies.ground is None or self.depth == 1 else round(1000 * self.bodies.ground)
+        lines = zip(np.rint(1000 * self.radii).astype(int).tolist(), self.round.tolist(), strict=True)
+        floor = None if self.ground is None or self.depth == 1 else round(1000 * self.ground)
         return {
             "plane": "xz" if self.depth == 2 else "xy",
             "ground": floor,

@@ -59,11 +59,6 @@ def question(policy: Exported, body: bytes, limits: Limits = LIMITS) -> Question
     return Question(policy, rows, policy.noise(len(rows), View.samples, seed))
 
 
-def small(policy: Exported) -> bytes:
-    """Return a body that a policy answers."""
-    return json.dumps({"observations": [[0.0] * int(policy.info["states"])]}).encode()
-
-
 def numbers(value: object, width: int, most: int) -> Rows:
     """Return a list of lists as rows of so many finite float32, `most` of them at most.
 
@@ -111,7 +106,8 @@ class Policies(Served[Exported]):
 
     def probe(self, model: Exported) -> None:
         """Ask a policy for one action."""
-        actions([question(model, small(model))])
+        rows = np.zeros((1, int(model.info["states"])), np.float32)
+        actions([Question(model, rows, model.noise(1, View.samples, 0))])
 
     @returns_problems
     async def act(self, sha256: str, body: bytes) -> Reply:

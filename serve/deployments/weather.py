@@ -23,7 +23,7 @@ from retable.platform.spec.arrays import Array
 from retable.serve.deployments import maps
 from retable.serve.deployments.served import Served, raised, together
 from retable.serve.ingress.limits import LIMITS, Limits
-from retable.serve.ingress.replies import Json, Problem, Reply, kind_of, returns_problems, wrong
+from retable.serve.ingress.replies import Problem, Reply, kind_of, returns_problems, wrong
 from retable.tasks.weather.answer import NAME, NOT_NAMED
 from retable.tasks.weather.combine import majority_vote, mean_probability
 from retable.tasks.weather.config import View
@@ -34,6 +34,7 @@ from retable.tasks.weather.w4c.frames import open_hdf5, read_hdf5
 from retable.tasks.weather.w4c.layout import SATELLITE
 from retable.tasks.weather.w4c.preprocess import CHANNELS
 
+Combine = Literal["mean", "vote"]
 WAIT = 0.02
 """Seconds that the first request of a batch waits for others."""
 STARTS = {"npz": rb"PK\x03\x04", "hdf5": rb"\x89HDF\r\n\x1a\n"}
@@ -170,23 +171,13 @@ def forecasts(works: Sequence[ForecastRequest]) -> list[Array | Exception]:
     return together(works, steps, lambda each: (id(each.forecaster), each.region))
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The options of a forecast request besides its region."""
-
-    combine: Literal["mean", "vote"] = "mean"
-    """How several forecasters are joined; `vote` is the share of those that forecast rain."""
-    threshold: float = 0.5
-    """From which on a voter forecasts rain."""
-    kind: maps.Format = "npz"
-    lead: int = 0
-    """Minutes ahead of the one map that a PNG shows; 0: all."""
-    time: str = ""
-    """Of the last image, UTC, ISO 8601; empty: not known."""
-
-
-def joined(members: Sequence[Array], wanted: Wanted) -> Array:
+def joined(members: Sequence[Array], combine: Combine, threshold: float) -> Array:
     """Return the forecast of several, by the arithmetic of the tables' ensembles; of one, as it is.
+
+    Args:
+        members: their steps.
+        combine: how they are joined; `vote` is the share of those that forecast rain.
+        threshold: from which on a voter forecasts rain.
 
     Raises:
         Problem: 422 where they differ in shape, or the threshold is none.
@@ -194,9 +185,9 @@ def joined(members: Sequence[Array], wanted: Wanted) -> Array:
     if len(members) == 1:
         return members[0]
     try:
-        view = View(threshold=wanted.threshold) if wanted.combine == "vote" else View()
+        view = View(threshold=threshold) if combine == "vote" else View()
         given = [maps.Member(str(place), view, steps, {}) for place, steps in enumerate(members, 1)]
-        join = majority_vote if wanted.combine == "vote" else mean_probability
+        join = majority_vote if combine == "vote" else mean_probability
         return join("", given)["probability"]
     except (UserError, ValueError) as error:
         raise Problem(422, str(error)) from error
@@ -228,10 +219,30 @@ class Forecasters(Served[Exported]):
         steps([ForecastRequest(model, model.config.regions[0], np.zeros(_shape_of(model), np.float32))])
 
     @returns_problems
-    async def forecast(self, sha256s: Sequence[str], body: bytes, region: str, options: Json) -> Reply:
-        """Forecast rain from the images in a body, by one forecaster or several."""
-        wanted = Wanted(**options)
-        time = moment(wanted.time)
+    async def forecast(
+        self,
+        sha256s: Sequence[str],
+        body: bytes,
+        region: str,
+        combine: Combine = "mean",
+        threshold: float = 0.5,
+        kind: maps.Format = "npz",
+        lead: int = 0,
+        time: str = "",
+    ) -> Reply:
+        """Forecast rain from the images in a body, by one forecaster or several.
+
+        Args:
+            sha256s: digests of the forecasters' files.
+            body: the images.
+            region: where they are; empty: not said.
+            combine: how several are joined, see `joined`.
+            threshold: of a vote.
+            kind: of the file that is returned.
+            lead: minutes ahead of the one map that a PNG shows; 0: all.
+            time: of the last image, UTC, ISO 8601; empty: not known.
+        """
+        last = moment(time)
 
         async def forecasts() -> tuple[list[Exported], list[Array]]:
             models = [await self.model(sha256) for sha256 in sha256s]
@@ -245,16 +256,16 @@ class Forecasters(Served[Exported]):
         models, members = await self.line.run(forecasts)
         cautions = dict.fromkeys(str(model.about.get("data_caution", "")) for model in models)
         widths = {model.about.get("pixel") for model in models}
-        several = f", {wanted.combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else ""
+        several = f", {combine} of {len(sha256s)} forecasters" if len(sha256s) > 1 else ""
         made = maps.Forecast(
-            steps=joined(members, wanted),
+            steps=joined(members, combine, threshold),
             region=region or NOT_NAMED,
             source=f"retable{several}; files {', '.join(sha256s)}",
-            time=time,
+            time=last,
             caution=" ".join(filter(None, cautions)),
             pixel=widths.pop() if len(widths) == 1 else None,
         )
-        return await asyncio.to_thread(maps.written, made, wanted.kind, wanted.lead)
+        return await asyncio.to_thread(maps.written, made, kind, lead)
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT)
     async def batch(self, works: list[ForecastRequest]) -> list[Array | Exception]:

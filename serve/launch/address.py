@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import os
 import re
@@ -53,11 +52,6 @@ class Address:
         """
         named = (*LOOPBACK, self.host, *map(host_name, self.allowed))
         return tuple(dict.fromkeys(named)) if loopback(self.host) else ()
-
-    @property
-    def digest(self) -> str:
-        """What the replicas know of the token."""
-        return hashlib.sha256(self.token.encode()).hexdigest() if self.token else ""
 
 
 def host_name(word: str) -> str:

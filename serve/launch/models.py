@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from retable.platform.errors import UserError, nearest
 from retable.platform.models import export
@@ -12,9 +14,6 @@ from retable.platform.spec.table import Origin
 from retable.platform.store.storage import Storage
 from retable.platform.text import grouped
 from retable.serve.ingress.replies import Json, Problem, plain_line
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 _HEADERS = {
     "Run": "fingerprint",
@@ -99,8 +98,6 @@ def models_of(config: Mapping[str, object]) -> list[Model]:
     Raises:
         UserError: where it is anything else, in one line.
     """
-    from pydantic import TypeAdapter, ValidationError  # of the extra `serve`
-
     try:
         if set(config) != {"models"}:
             raise UserError(f"user_config: wanted `models`, and nothing else; got {', '.join(config) or 'nothing'}")
@@ -119,18 +116,18 @@ def first_error(error: ValidationError) -> str:
 
 
 def choose(models: Sequence[Model], name: str, variant: str, what: str) -> Model:
-    """Return the model that a request names; the first of several where it names no variant.
+    """Return the model that a request names by its name, its variant or digest, or both; the first of several.
 
     Raises:
         Problem: where there is none; it names the nearest.
     """
-    named = [model for model in models if model.name.lower() == name.lower()]
+    named = [model for model in models if not name or model.name.lower() == name.lower()]
     if not named:
         raise Problem(404, f"no {what} {name!r} is served{nearest(name, {model.name for model in models})}")
     matches = [model for model in named if not variant or variant in (model.variant, model.sha256)]
     if not matches:
         hint = nearest(variant, filter(None, {model.variant for model in named})) or "; leave out model"
-        raise Problem(404, f"no model {variant!r} of {name}{hint}")
+        raise Problem(404, f"no model {variant!r} of {name or what}{hint}")
     return matches[0]
 
 

@@ -68,8 +68,8 @@ def serving(
         SystemExit: where Ray has ended meanwhile, or a signal came before the server was open.
     """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    interrupt = Interrupt() if threading.current_thread() is threading.main_thread() else None
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM) if interrupt}
+    interrupt = Interrupt()
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     name, began = "", False
     _leaving.clear()
     try:
@@ -90,11 +90,11 @@ def serving(
         yield swap
     except KeyboardInterrupt:
         if not began:
-            raise SystemExit(128 + ((interrupt and interrupt.received) or signal.SIGINT)) from None
+            raise SystemExit(128 + (interrupt.received or signal.SIGINT)) from None
         console.print("draining: what was begun is answered")
     finally:
-        if interrupt:  # a terminal that is closed now changes nothing more
-            signal.signal(signal.SIGHUP, lambda number, frame: _mute())
+        # A terminal that is closed now changes nothing more.
+        signal.signal(signal.SIGHUP, lambda number, frame: _mute())
         leave(name)
         for number, handler in before.items():
             signal.signal(number, handler)

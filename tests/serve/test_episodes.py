@@ -55,7 +55,7 @@ def test_bodies_are_where_mujoco_has_them(environment, plane):
     depth = {"xz": 2, "xy": 1}[told["plane"]]
     assert told["plane"] == plane and len(told["frames"][0]) == 4 * len(told["bodies"])
     assert told["every"] * told["seconds_per_step"] == pytest.approx(0.04, abs=0.011)
-    for place, geom in enumerate(film.bodies.places):
+    for place, geom in enumerate(film.places):
         ends = np.array(told["frames"][0][4 * place : 4 * place + 4]).reshape(2, 2) / 1000
         half = model.geom_size[geom, 1] if model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_CAPSULE else 0
         turned, middle = data.geom_xmat[geom].reshape(3, 3), data.geom_xpos[geom]

@@ -1127,6 +1127,7 @@ def test_an_error_that_a_batch_gives_in_the_place_of_an_answer_is_raised(task, s
         return ZeroDivisionError()
 
     replica.batch = batch
-    asked = replica.act("a", rl.small(POLICY)) if task == "rl" else replica.forecast(["a"], b"", "", {})
+    body = json.dumps({"observations": [[0.0] * POLICY.info["states"]]}).encode()
+    asked = replica.act("a", body) if task == "rl" else replica.forecast(["a"], b"", "")
     with pytest.raises(ZeroDivisionError):
         asyncio.run(asked)

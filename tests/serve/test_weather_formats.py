@@ -15,7 +15,7 @@ from retable.platform.config import override
 from retable.serve.deployments import maps, weather
 from retable.serve.deployments.served import Line
 from retable.serve.ingress.replies import Problem
-from retable.serve.ingress.routes.weather import forecaster_of, members_of
+from retable.serve.ingress.routes.weather import members_of
 from retable.tasks.weather.export import Exported
 from retable.tasks.weather.metrics import cuts
 from retable.tasks.weather.model import build
@@ -78,18 +78,18 @@ def test_maps_show_each_pixel_in_the_colour_of_its_step():
 def test_an_ensemble_is_that_of_the_tables():
     draw = np.random.default_rng(1)
     members = [draw.integers(0, 201, (2, 5, 5)).astype(np.uint8) for _ in range(3)]
-    mean = weather.joined(members, weather.Wanted(combine="mean"))
+    mean = weather.joined(members, "mean", 0.5)
     assert np.array_equal(mean, np.stack(members).astype(int).sum(0) // 3)
-    vote = weather.joined(members, weather.Wanted(combine="vote", threshold=0.3))
+    vote = weather.joined(members, "vote", 0.3)
     votes = (np.stack(members) >= cuts(0.3)).sum(0)
     assert np.array_equal(vote, votes * 200 // 3)
-    assert weather.joined(members[:1], weather.Wanted()) is members[0]
+    assert weather.joined(members[:1], "mean", 0.5) is members[0]
     with pytest.raises(Problem, match="not a multiple") as refused:
-        weather.joined(members, weather.Wanted(combine="vote", threshold=0.333))
+        weather.joined(members, "vote", 0.333)
     assert refused.value.status == 422
-    assert np.array_equal(weather.joined(members, weather.Wanted(combine="mean", threshold=0.333)), mean)
+    assert np.array_equal(weather.joined(members, "mean", 0.333), mean)
     with pytest.raises(Problem, match="join like with like"):
-        weather.joined([members[0], members[1][:1]], weather.Wanted())
+        weather.joined([members[0], members[1][:1]], "mean", 0.5)
 
 
 def test_times_are_of_the_world_and_what_is_none_is_a_problem():
@@ -114,14 +114,17 @@ def test_members_are_named_each_once():
 
 
 def test_a_forecaster_is_found_by_its_digest_among_all_names():
-    from retable.serve.launch.models import Model
+    from retable.serve.launch.models import Model, choose
+
+    def found(name, variant):
+        return choose([a, b], name, variant, "forecaster")
 
     a, b = (Model(task="weather", name=f"context-{v}", variant="", sha256=v * 64) for v in "ab")
-    assert forecaster_of([a, b], "", "") is forecaster_of([a, b], "", a.sha256) is a
-    assert forecaster_of([a, b], "", b.sha256) is forecaster_of([a, b], "Context-B", "") is b
+    assert found("", "") is found("", a.sha256) is a
+    assert found("", b.sha256) is found("Context-B", "") is b
     for name, variant in (("", "c" * 64), ("context-a", b.sha256), ("context-c", b.sha256)):
         with pytest.raises(Problem) as refused:
-            forecaster_of([a, b], name, variant)
+            found(name, variant)
         assert refused.value.status == 404
 
 
@@ -164,13 +167,13 @@ def test_several_forecasters_answer_one_request(monkeypatch):
             return STEPS // (1 if work == "a" else 2)
 
     monkeypatch.setattr(weather, "work", lambda forecasters, region, body: [each.name for each in forecasters])
-    made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here", {"kind": "npz"}))
+    made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here"))
     found = np.load(io.BytesIO(made.body))
     assert np.array_equal(found["probability"], (STEPS.astype(int) + STEPS // 2) // 2) and found["minutes"][-1] == 480
-    made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here", {"kind": "netcdf"}))
+    made = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "b"], b"", "here", kind="netcdf"))
     with h5netcdf.File(io.BytesIO(made.body)) as file:
         assert file.attrs["comment"] == "Not real." and file["x"][0] == 7 and file["x"].attrs["units"] == "km"
-    refused = asyncio.run(weather.Forecasters.forecast(Two(), ["a"], b"", "here", {"time": "never"}))
+    refused = asyncio.run(weather.Forecasters.forecast(Two(), ["a"], b"", "here", time="never"))
     assert isinstance(refused, Problem) and refused.status == 422
-    refused = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "c"], b"", "here", {"kind": "npz"}))
+    refused = asyncio.run(weather.Forecasters.forecast(Two(), ["a", "c"], b"", "here"))
     assert isinstance(refused, Problem) and refused.status == 422 and "differ in rain_threshold" in refused.detail

@@ -44,10 +44,10 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
         time: Annotated[str, Query(max_length=40, description="Of the last image, UTC, ISO 8601.")] = "",
     ) -> Response:
         """Forecast rain from an hour of satellite images, (4, 11, S, S): probabilities in steps of 1/200."""
-        chosen = members_of(models, members) or [forecaster_of(models, name, model)]
+        chosen = members_of(models, members) or [choose(models, name, model, "forecaster")]
         async with bodies.read(request, bodies.limits.frames_bytes) as body:
-            wanted = {"combine": combine, "threshold": threshold, "kind": format, "lead": lead, "time": time}
-            answer = await ask("weather", "forecast", [each.sha256 for each in chosen], body, region, wanted)
+            wanted = (combine, threshold, format, lead, time)
+            answer = await ask("weather", "forecast", [each.sha256 for each in chosen], body, region, *wanted)
         reply = respond(answer, chosen[0])
         if len(chosen) > 1 and reply.status_code < 400:
             reply.headers["X-Retable-Members"] = ", ".join(each.sha256 for each in chosen)
@@ -59,20 +59,10 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
 
         Besides, `region` and `about` say which it is. The file may be posted as it is.
         """
-        about = forecaster_of(models, name, model).about
+        about = choose(models, name, model, "forecaster").about
         if not data or not fits(data, about):
             raise Problem(404, "there is no example of this forecaster's size; send images of your own")
         return respond(Reply(data, _NPZ))
-
-
-def forecaster_of(models: Sequence[Model], name: str, variant: str) -> Model:
-    """Return the model that a request names by its name, its digest or both; the first where it names none.
-
-    Raises:
-        Problem: 404 where there is none.
-    """
-    first = next((each for each in models if variant and variant in (each.variant, each.sha256)), models[0])
-    return choose(models, name or first.name, variant, "forecaster")
 
 
 def fits(data: bytes, about: Mapping[str, Any]) -> bool:
