@@ -142,3 +142,9 @@ def test_a_flac_of_a_pipe_is_read(tmp_path):
 def test_names_of_sounds(tmp_path):
     assert all(is_sound(tmp_path / name) for name in ("a.WAV", "b, c.flac", "d.mp3", "ü.ogg"))
     assert not any(is_sound(tmp_path / name) for name in (".hidden.wav", "a.csv", "wav"))
+
+
+def test_a_gap_is_told_in_minutes_and_seconds_below_sixty():
+    lines = Remarks(lost=[(0.0, 3.04), (59.94, 59.97), (119.96, 3599.99)]).lines()
+    spans = [line.partition(" cannot")[0] for line in lines if "cannot be decoded" in line]
+    assert spans == ["0:00.0 to 0:03.0", "0:59.9 to 1:00.0", "2:00.0 to 60:00.0"]

@@ -225,7 +225,8 @@ def _gap_lines(lost: list[tuple[float, float]]) -> list[str]:
 
 
 def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{seconds % 60:04.1f}"
+    minutes, tenths = divmod(round(10 * seconds), 600)  # rounded first: 59.97 s are 1:00.0
+    return f"{minutes}:{tenths / 10:04.1f}"
 
 
 def stream(path: Path, remarks: Remarks) -> Iterator[Float32[np.ndarray, " samples"]]:
