@@ -185,6 +185,18 @@ def test_the_ensemble_is_held_against_its_best_member(ensemble, status):
     assert found.status == status and f"2 members, against {best}" in found.because
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("diverged", [MEMBERS[:1], MEMBERS[1:2], MEMBERS[:2]])
+def test_a_member_all_of_whose_trainings_diverged_is_not_the_best(diverged):
+    rows = results({JOINED: 2, MEMBERS[0]: 4, MEMBERS[1]: 4, tables.MEAN_MEL.label: 12})
+    for label in diverged:
+        rows.replicates[label] = [replace(each, metrics={"map10": float("nan")}) for each in rows.select(label)]
+    found = verdict("table2", rows, 5)
+    assert found.status == UNTESTED and f"{diverged[0]} has no mAP@10" in found.because
+    best = next((label for label in MEMBERS[:2] if label not in diverged), MEMBERS[0])
+    assert f"2 members, against {best}: " in found.because
+
+
 def test_a_member_less_or_a_system_more_lowers_the_score_only_if_each_does():
     first, second = MEMBERS[:2]
     lower = {
