@@ -189,8 +189,8 @@ def test_rates_and_channels_make_no_other_sound(storage, file, tmp_path):
 
 def test_what_is_no_model_is_refused(storage, tmp_path, run, file):
     for name in ("nothing.safetensors", "no such run!"):
-        with pytest.raises(UserError, match="no such file, no run, and none of the zoo's"):
-            open_embedder(name, storage)
+        with pytest.raises(UserError, match=f"^model {name}: no such file, no run, and none of the zoo's"):
+            open_embedder(name, storage)  # which `submit` takes without an option
     (tmp_path / "text.safetensors").write_text("hello, this is no model")
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
     for name in ("text", "other"):

@@ -44,7 +44,7 @@ def open_embedder(
         found = read_pair(data, path, say=say) if theirs else read_export(data, path)
         return found.embedder(device, words_alone)
     if not re.fullmatch("[0-9a-f]+|latest", name):
-        raise UserError(f"--model {name}: no such file, no run, and none of the zoo's: {', '.join(shipped)}")
+        raise UserError(f"model {name}: no such file, no run, and none of the zoo's: {', '.join(shipped)}")
     run = api.load(name, storage, task="audio")
     scale = exported.scale_of(run)
     return open_weights(run.config, run.weights(), run.fingerprint, scale, device, words_alone)
