@@ -200,7 +200,7 @@ def shell(
     import sys
 
     from retable.tasks.audio.tools.search.hits import lines, told
-    from retable.tasks.audio.tools.search.marks import mark, marked
+    from retable.tasks.audio.tools.search.marks import hit_number, mark, marked
     from retable.tasks.audio.tools.search.play import play
     from retable.tasks.audio.tools.search.search import (
         check_model,
@@ -225,8 +225,8 @@ def shell(
         if not typed.strip():
             continue
         try:
-            if typed.strip().isdecimal() and 1 <= int(typed) <= len(hits):
-                play(opened, hits[int(typed) - 1])
+            if 1 <= (number := hit_number(typed.strip()) or 0) <= len(hits):
+                play(opened, hits[number - 1])
                 continue
             if found := marked(typed, hits):
                 mark(opened, words, *found)

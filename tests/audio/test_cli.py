@@ -112,6 +112,14 @@ def test_a_shell_answers_line_by_line(audio):
     assert lines[4].endswith("Rain &amp; wind, 1.wav") and len(lines) == 5
 
 
+def test_a_number_of_thousands_of_digits_ends_no_shell(audio):
+    audio("index", "in", "--model", "one")
+    number = "9" * 5000  # more than Python makes a number of
+    found = audio("shell", "--top", "1", typed=f"{number}\n+{number}\n-{number}\nsomething loud\n")
+    assert found.exit_code == 0, found.exception
+    assert "[red]Hund.wav" in found.output.splitlines()[-2]
+
+
 def test_a_line_that_is_not_utf8_ends_no_shell(audio):
     audio("index", "in", "--model", "one")
     found = audio("shell", "--top", "1", typed=b"M\xfcnster\nsomething loud\n")

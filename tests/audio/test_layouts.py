@@ -152,6 +152,15 @@ def test_what_was_trained_on_is_never_held_out_when_a_listing_grows(tmp_path, gr
     assert all(abs(Counter(after.values())[split] - grown / 10) <= 1.5 for split in ("validation", "test"))
 
 
+def test_numbers_of_any_length_are_read(tmp_path):
+    """Python makes no number of more than 4,300 digits."""
+    table, number = tmp_path / "mine.csv", "1" * 5000
+    write_csv(table, ["file", f"caption_{number}", "caption_2"], ["a.wav", "x", "y"])
+    assert layouts.own(table)[0].captions == ("y", "x")
+    assert layouts.freesound_source({"sound_id": number}) == f"freesound:{number}"
+    assert layouts.freesound_source({"sound_id": "007.0"}) == "freesound:7"
+
+
 @pytest.mark.parametrize("grown", [2, 3, 4, 5])
 def test_a_listing_that_grows_from_two_recordings_is_dealt(tmp_path, grown):
     table, before = tmp_path / "mine.csv", {"0.wav": "training", "1.wav": "training"}

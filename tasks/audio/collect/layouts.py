@@ -146,7 +146,7 @@ def freesound_source(about: Mapping[str, str]) -> str:
     """Return a source from a row of Clotho's metadata; "" where it says `Not found` and its link leads nowhere."""
     number = about.get("sound_id", "").strip()
     if re.fullmatch(r"\d+(\.0+)?", number):
-        return f"freesound:{int(float(number))}"
+        return f"freesound:{number.partition('.')[0].lstrip('0') or 0}"
     link = re.search(r"/(?:sounds|s)/(\d+)", about.get("sound_link", ""))
     return f"freesound:{link[1]}" if link else ""
 
@@ -433,11 +433,14 @@ def _json_items(table: Path) -> list[dict[str, Any]]:
 
 
 def _captions(row: Mapping[str, str]) -> tuple[str, ...]:
-    names = sorted(
-        (name for name in row if re.fullmatch(CAPTION, name)),
-        key=lambda name: int(name.rpartition("_")[2]) if "_" in name else 0,
-    )
+    names = sorted((name for name in row if re.fullmatch(CAPTION, name)), key=_number)
     return tuple(text for name in names if (text := cleaned(row[name])))
+
+
+def _number(column: str) -> tuple[int, str]:
+    """Return what sorts columns by their numbers, which may have more digits than `int` takes."""
+    digits = column.partition("_")[2].lstrip("0")
+    return len(digits), digits
 
 
 def _stem(name: str) -> str:

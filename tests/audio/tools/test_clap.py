@@ -353,5 +353,6 @@ def test_files_that_lack_something_are_refused_in_one_line(model, folder, tmp_pa
     assert "sampling_rate 16000, not 48000" in refused(pairs.read_foreign, other)
     (other / "model.safetensors").unlink()
     assert "neither model.safetensors nor pytorch_model.bin" in refused(pairs.read_foreign, other)
-    (other / "config.json").write_text("{")
-    assert "config.json: no JSON object; download it again" in refused(pairs.read_foreign, other)
+    for text in ("{", "[" * 100_000, "7"):
+        (other / "config.json").write_text(text)
+        assert "config.json: no JSON object; download it again" in refused(pairs.read_foreign, other)

@@ -300,6 +300,13 @@ def test_another_model_or_folder_is_refused(folder, tmp_path):
         scan(tmp_path / "absent")
 
 
+READ = (
+    *("model", "source", "folder", "beside", "segment", "dimension", "finished"),
+    *("shards", "added", "places", "faiss", "kind", "effort", "recall", "segments", "files", "recordings"),
+)
+"""Entries of `index.json` that every finished index has and something reads."""
+
+
 def test_foreign_and_damaged_files_are_refused(folder, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(UserError, match="no index"):
@@ -320,9 +327,15 @@ def test_foreign_and_damaged_files_are_refused(folder, tmp_path):
     shard.write_bytes(shard.read_bytes()[:-30])
     with pytest.raises(UserError, match="damaged or missing"):
         open_index(out)
-    (out / "index.json").write_text("[]")
-    with pytest.raises(UserError, match="no index of this version"):
-        read_info(out)
+    out = tmp_path / "anew"
+    update(folder, out, Toy())
+    whole = read_info(out)
+    lacking = [{key: value for key, value in whole.items() if key != name} for name in READ]
+    for said in ([], {"format": 2}, *lacking, *({**whole, name: None} for name in READ), {**whole, "finished": 1}):
+        (out / "index.json").write_text(json.dumps(said))
+        for reader in (read_info, open_index):
+            with pytest.raises(UserError, match="no index of this version"):
+                reader(out)
 
 
 def test_files_that_are_gone_are_not_shown(folder, tmp_path):

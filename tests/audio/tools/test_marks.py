@@ -76,9 +76,13 @@ def test_a_broken_last_line_is_passed_over_and_any_other_is_named(index):
     whole = path.read_text()
     path.write_text(whole + '{"words": "half')
     assert len(read_marks(index)) == 1
-    path.write_text("[1]\n" + whole)
-    with pytest.raises(UserError, match=r"marks.jsonl: line 1 is no mark; remove that line$"):
-        read_marks(index)
+    said = json.loads(whole)
+    for broken in ("[1]", *(json.dumps({**said, name: [1]}) for name in said), "[" * 100_000, "{}", '{"x": 1}'):
+        path.write_text(f"{broken}\n{whole}")
+        with pytest.raises(UserError, match=r"marks.jsonl: line 1 is no mark; remove that line$"):
+            read_marks(index)
+    path.write_text(json.dumps({**said, "offset": 2}))
+    assert read_marks(index)[0].offset == 2, "a whole second may be written without a point"
 
 
 def test_pairs_are_a_table_of_ones_own(index, tmp_path):
@@ -131,7 +135,7 @@ def test_a_table_of_ones_own_is_not_replaced(index, tmp_path, text):
 def test_what_is_a_mark():
     hits = [hit("a"), hit("b")]
     assert marked("+2", hits) == (hits[1], True) and marked(" -1\n", hits) == (hits[0], False)
-    for words in ("2", "rain", "+rain", "-", "+ 2", "--2", ""):
+    for words in ("2", "rain", "+rain", "-", "+ 2", "--2", "", "+" + "9" * 5000):
         assert marked(words, hits) is None
     for words in ("+0", "-3"):
         with pytest.raises(UserError, match=r"the last query has 2$"):

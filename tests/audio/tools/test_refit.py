@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 from scipy.optimize import minimize
 from scipy.stats import ortho_group
 
@@ -227,7 +228,7 @@ def test_too_few_marks_are_refused(archive):
     assert index.refit is None and "refit" not in json.loads((index.out / "index.json").read_text())
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut", "other"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "other", "deep"])
 def test_a_damaged_file_is_named_and_can_be_undone(archive, damage):
     index, world = archive(half_turn())
     marks(index, world, (0, 1))
@@ -244,6 +245,8 @@ def test_a_damaged_file_is_named_and_can_be_undone(archive, damage):
         path.unlink()
     elif damage == "cut":
         path.write_bytes(path.read_bytes()[:-4])
+    elif damage == "deep":
+        path.write_bytes(save({"queries": made.queries, "change": made.change}, {"said": "[" * 100_000}))
     with pytest.raises(UserError, match=r"refit-000000.safetensors: .*run `retable audio refit .* --undo`$"):
         open_index(index.out)
     undo_refit(index.out, world)

@@ -75,6 +75,11 @@ def test_numpy_leaves_alone_what_it_does_not_know(tmp_path):
     ):
         text = json.dumps({**state, "architecture": {**state["architecture"], **change}}).encode()
         assert read(file({**weights, TEXT_STATE: torch.frombuffer(bytearray(text), dtype=torch.uint8)})) is None
+    deep = {**weights, TEXT_STATE: torch.frombuffer(bytearray(b"[" * 100_000), dtype=torch.uint8)}
+    assert read(file(deep)) is None
+    with pytest.raises(UserError, match=r"model.safetensors on \w+: maximum recursion") as raised:
+        open_embedder(str(path), Storage.open(tmp_path))
+    assert "\n" not in str(raised.value)
     assert read(file({**weights, "text_projection.bias": torch.zeros(8)})) is None
     assert read(file({name: value for name, value in weights.items() if name != "text_projection.bias"})) is None
     for pooling, there in (("class", True), ("mean", False)):

@@ -130,7 +130,7 @@ def _said(file: Path) -> dict[str, Any]:
     """Return a file's JSON object; an empty one where there is no such file."""
     try:
         said = json.loads(read_bytes(file)) if file.exists() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
         raise UserError(f"{file}: no JSON object; download it again")

@@ -184,7 +184,7 @@ def read_words(path: Path) -> Words | None:
         ):
             return None
         return Words(config, tensors, architecture, tokenizer, file_fingerprint(path, config), str(path), anchors)
-    except (OSError, SafetensorError, UserError, KeyError, TypeError, ValueError):
+    except (OSError, SafetensorError, UserError, KeyError, TypeError, ValueError, RecursionError):
         return None
 
 

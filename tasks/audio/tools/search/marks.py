@@ -45,6 +45,10 @@ class Mark:
     good: bool
 
 
+KINDS = {"words": str, "content": str, "offset": float | int, "good": bool}
+"""What the entries of a mark's line are; JSON may have a whole second as an integer."""
+
+
 def mark(index: Index, words: str, hit: Hit, good: bool) -> None:
     """Keep whether a hit was good.
 
@@ -79,7 +83,9 @@ def read_marks(index: Index) -> list[Mark]:
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         try:
             made = Mark(**json.loads(line))
-        except (ValueError, TypeError) as error:
+            if not all(isinstance(getattr(made, name), kind) for name, kind in KINDS.items()):
+                raise TypeError("a value of another type")
+        except (ValueError, TypeError, RecursionError) as error:
             if not line.endswith("\n"):
                 continue
             raise UserError(f"{path}: line {number} is no mark; remove that line") from error
@@ -157,9 +163,15 @@ def marked(words: str, hits: Sequence[Hit]) -> tuple[Hit, bool] | None:
         UserError: where there is no hit of that number.
     """
     text = words.strip()
-    if text[:1] not in ("+", "-") or not text[1:].isdecimal():
+    number = hit_number(text[1:])
+    if text[:1] not in ("+", "-") or number is None:
         return None
-    return numbered(int(text[1:]), hits), text[0] == "+"
+    return numbered(number, hits), text[0] == "+"
+
+
+def hit_number(text: str) -> int | None:
+    """Return the number that a text is; None where it is none, or has more digits than any hit's."""
+    return int(text) if re.fullmatch(r"\d{1,9}", text) else None
 
 
 def numbered(number: int, hits: Sequence[Hit]) -> Hit:

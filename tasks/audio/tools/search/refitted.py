@@ -59,7 +59,7 @@ def read_refit(path: Path, dimension: int) -> Refit:
     try:
         with safe_open(path, "numpy") as file:
             made = Refit(file.get_tensor("queries"), file.get_tensor("change"), json.loads(file.metadata()["said"]))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged or missing; run `retable audio refit {path.parent} --undo`") from error
     for tensor in (made.queries, made.change):
         good = tensor.shape == (len(made.queries), dimension) and tensor.dtype == np.float32

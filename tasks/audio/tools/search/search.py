@@ -39,6 +39,17 @@ if TYPE_CHECKING:
 INFO, FORMAT = "index.json", 2
 BUILT = ("shards", "faiss", "null", "refit")
 """Entries of `index.json` that are others once the FAISS index was built anew."""
+ENTRIES = {
+    **dict.fromkeys(("model", "source", "folder", "beside"), str),
+    **{"segment": float | int, "dimension": int, "finished": bool},
+}
+"""Entries that every `index.json` has, and their types."""
+FINISHED = {
+    **dict.fromkeys(("shards", "added", "places"), list),
+    **dict.fromkeys(("effort", "segments", "files", "recordings"), int),
+    **{"faiss": dict, "kind": str, "recall": float | int},
+}
+"""Entries that a finished index has besides."""
 AVOID = 0.5
 """Weight of the words to avoid, against 1 of what is searched for."""
 TRIES = 3
@@ -216,9 +227,15 @@ def read_info(out: Path) -> dict[str, Any] | None:
         info = Storage.open(out).read_json(INFO)
     except FileNotFoundError:
         return None
-    if not isinstance(info, dict) or info.get("format") != FORMAT:
+    if not isinstance(info, dict) or info.get("format") != FORMAT or not _is_complete(info):
         raise UserError(f"{out / INFO}: no index of this version; choose another folder, or remove {out}")
     return info
+
+
+def _is_complete(info: dict[str, Any]) -> bool:
+    """Return whether the entries that are read without asking for them are there, each of its type."""
+    wanted = {**ENTRIES, **(FINISHED if info.get("finished") else {})}
+    return all(isinstance(info.get(name), kind) for name, kind in wanted.items())
 
 
 def open_index(out: Path) -> Index:
