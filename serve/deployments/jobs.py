@@ -12,7 +12,6 @@ import re
 import shutil
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -57,24 +56,6 @@ class Job:
     begun: float = 0.0
     """When the first frame was done, by this machine's clock."""
 
-    def status(self, ahead: int = 0) -> Json:
-        """Return the job's status; `ahead`: the number of jobs before it."""
-        summary: Json = {
-            "id": self.id,
-            "state": self.state,
-            "frames": self.frames,
-            "frames_total": self.total,
-            "progress": 1.0 if self.state == "done" else round(self.frames / self.total, 4) if self.total else 0.0,
-        }
-        if self.state == "queued":
-            summary["ahead"] = ahead
-        if self.state == "running" and self.frames > 1 and self.total:
-            rate = (self.frames - 1) / max(time.monotonic() - self.begun, 1e-6)
-            summary["seconds_left"] = round((self.total - self.frames) / rate, 1)
-        if self.state == "done":
-            summary |= {"file": f"/v1/jobs/{self.id}/file", "notes": list(self.notes)}
-        return summary | ({"detail": self.detail} if self.detail else {})
-
 
 class VideoQueue:
     """The video jobs of a folder. One process at a time owns it, by a kernel lock that ends with the process."""
@@ -110,7 +91,7 @@ class VideoQueue:
         with self.changed:
             self.closed = True
             if self.running:
-                self.running.end()
+                self.running.process.kill()
             self.changed.notify_all()
         self.thread.join()
         self.lock.close()
@@ -179,7 +160,7 @@ class VideoQueue:
                 return
             before, job.state = job.state, "cancelled"
             if before == "running" and (mine := self.running):
-                mine.end()
+                mine.process.kill()
                 self.changed.wait_for(lambda: self.running is not mine, timeout=_CHECKING)  # the next one may begin
             if self.jobs.get(id) is job:  # not removed meanwhile
                 self._end(job)
@@ -207,12 +188,11 @@ class VideoQueue:
         """
         with self.checking:
             try:
-                look = ProgressProcess(check, self._source(job), job.order.size, self.limits)
-                deque(look.progress(_CHECKING))
+                problem = ProgressProcess(check, self._source(job), job.order.size, self.limits).wait(_CHECKING)
             except UserError as error:
                 raise Problem(400, f"the video cannot be read: {error}") from error
-        if look.result:
-            raise Problem(*look.result)
+        if problem:
+            raise Problem(*problem)
 
     def _serve(self) -> None:
         """Process the waiting jobs one at a time, in order of arrival."""
@@ -317,9 +297,21 @@ class VideoQueue:
         return job
 
     def _status(self, job: Job) -> Json:
-        waiting = self._waiting()
-        ahead = waiting.index(job) + (self.running is not None) if job in waiting else 0
-        return job.status(ahead)
+        summary: Json = {
+            "id": job.id,
+            "state": job.state,
+            "frames": job.frames,
+            "frames_total": job.total,
+            "progress": 1.0 if job.state == "done" else round(job.frames / job.total, 4) if job.total else 0.0,
+        }
+        if job.state == "queued":
+            summary["ahead"] = self._waiting().index(job) + (self.running is not None)
+        if job.state == "running" and job.frames > 1 and job.total:
+            rate = (job.frames - 1) / max(time.monotonic() - job.begun, 1e-6)
+            summary["seconds_left"] = round((job.total - job.frames) / rate, 1)
+        if job.state == "done":
+            summary |= {"file": f"/v1/jobs/{job.id}/file", "notes": list(job.notes)}
+        return summary | ({"detail": job.detail} if job.detail else {})
 
     def _waiting(self) -> list[Job]:
         return sorted((job for job in self.jobs.values() if job.state == "queued"), key=lambda job: job.made)

@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar, cast
+from typing import Any
 
 from retable.platform.errors import UserError
 
-T = TypeVar("T")
 _DAY = 86_400.0
 FAULT = "a fault of the server's; its log says more"
 
@@ -58,34 +57,18 @@ class ProgressProcess:
         except (EOFError, OSError) as error:
             raise UserError("a process of the server's was ended; is the memory full?") from error
         finally:
-            self.end()
+            self.process.kill()
             self.process.join()
             self._told.close()
 
-    def end(self) -> None:
-        """Kill the child."""
-        self.process.kill()
-
-
-class IsolatedCall(Generic[T]):
-    """A call in a child process, started when the object is made."""
-
-    def __init__(self, function: Callable[..., T], *arguments: object) -> None:
-        """Begin. The function and its arguments can be pickled."""
-        self._process = ProgressProcess(_silent, function, *arguments)
-
-    def result(self) -> T:
-        """Wait for the function's return value.
+    def wait(self, seconds: float = _DAY) -> Any:
+        """Return what the function returns; its progress is dropped.
 
         Raises:
-            UserError: as the function does, or where its process has died, or takes longer than a day.
+            UserError: as `progress` does.
         """
-        deque(self._process.progress(_DAY))
-        return cast(T, self._process.result)
-
-
-def _silent(tell: Callable[[object], None], function: Callable[..., T], *arguments: object) -> T:
-    return function(*arguments)
+        deque(self.progress(seconds))
+        return self.result
 
 
 def _tell(telling: Connection, nice: int, function: Callable[..., object], arguments: tuple[object, ...]) -> None:

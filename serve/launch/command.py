@@ -11,7 +11,7 @@ from retable.platform.errors import UserError, redact
 from retable.platform.execute.session import cluster_address
 from retable.platform.spec.extras import check
 from retable.platform.store.storage import Storage
-from retable.serve.deployments.subprocess_call import IsolatedCall
+from retable.serve.deployments.subprocess_call import ProgressProcess
 from retable.serve.ingress.replies import Json
 from retable.serve.launch.address import Address, check_name, check_port, host_name, read_token
 from retable.serve.launch.choice import Wanted, choose_models, servable
@@ -43,11 +43,11 @@ def run(wanted: Json, storage: str, address: Json, replicas: Sequence[str], conf
         errors.print(f"note: whoever reaches {at.allowed[0]} may ask, as there is no token", markup=False)
     where, chosen = Storage.open(storage), Wanted(**wanted)
     read_replicas(replicas, servable())  # before models are exported, which takes a while
-    choosing = IsolatedCall(choose_models, chosen, where)
+    choosing = ProgressProcess(_choose, chosen, where)
     from retable.serve import application
     from retable.serve.launch import server  # imports Ray Serve meanwhile
 
-    models = choosing.result()
+    models = choosing.wait()
     least = read_replicas(replicas, list(by_task(models)))
     print_lines(some(models, describe))
     if config:
@@ -62,12 +62,17 @@ def run(wanted: Json, storage: str, address: Json, replicas: Sequence[str], conf
             models = server.watched(partial(renew, models, chosen, where, swap))
 
 
+def _choose(tell: Callable[[object], None], wanted: Wanted, storage: Storage) -> list[Model]:
+    """Choose models in a process of its own: what exporting imports and reads is released with it."""
+    return choose_models(wanted, storage)
+
+
 def renew(
     models: Sequence[Model], wanted: Wanted, storage: Storage, swap: Callable[[Sequence[Model]], set[str]]
 ) -> list[Model]:
     """Choose the models of the served tasks again; deploy changes, print them, and return the models."""
     try:
-        available = by_task(IsolatedCall(choose_models, wanted, storage).result())
+        available = by_task(ProgressProcess(_choose, wanted, storage).wait())
         chosen = [model for task, own in by_task(models).items() for model in available.get(task, own)]
         old, new = ({model.sha256: model for model in some} for some in (models, chosen))
         if old.keys() == new.keys():

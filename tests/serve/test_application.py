@@ -209,14 +209,14 @@ class Chosen:
     def __init__(self, *of):
         pass
 
-    def result(self):
+    def wait(self):
         if isinstance(self.next, Exception):
             raise self.next
         return self.next
 
 
 def test_a_hangup_chooses_again_and_says_what_changed(served, storage, monkeypatch, capsys):
-    monkeypatch.setattr(command, "IsolatedCall", Chosen)
+    monkeypatch.setattr(command, "ProgressProcess", Chosen)
     swapped, refused = [], set()
 
     def swap(chosen):
@@ -368,7 +368,7 @@ def test_ray_is_watched_while_models_are_chosen_again(monkeypatch, ray_ends, ser
         def __init__(self, *_):
             pass
 
-        def result(self):
+        def wait(self):
             return served
 
     @contextmanager
@@ -377,7 +377,7 @@ def test_ray_is_watched_while_models_are_chosen_again(monkeypatch, ray_ends, ser
 
     heard = [True, False]
     for where, name, stub in (
-        (command, "IsolatedCall", Chosen),
+        (command, "ProgressProcess", Chosen),
         (server, "serving", serving),
         (server, "hangup", lambda _: heard.pop(0)),
         (command, "renew", lambda *_: ray_ends.wait(20)),
@@ -460,7 +460,7 @@ def test_names_of_hosts_are_compared_as_requests_have_them():
 @pytest.mark.parametrize("word", ["https://x.example", "x.example/", "x.example:443", "x.example:80", "a b", ""])
 def test_what_is_no_name_of_a_host_is_refused(word, monkeypatch):
     monkeypatch.setattr(command, "check_port", lambda *_: None)
-    monkeypatch.setattr(command, "IsolatedCall", None)
+    monkeypatch.setattr(command, "ProgressProcess", None)
     here = {"host": "127.0.0.1", "port": 8000, "token_file": "", "allowed": (word,), "name": ""}
     with pytest.raises(UserError, match="no name of a host; write it as browsers show it"):
         command.run({}, "x", here, [], "")
@@ -517,9 +517,21 @@ def refuse(text):
     raise UserError(text)
 
 
+def ordered(tell, numbers):
+    return sorted(numbers)
+
+
+def refused(tell, text):
+    refuse(text)
+
+
+def killed(tell):
+    os._exit(1)
+
+
 def test_what_runs_apart_gives_its_result_or_its_mistake():
-    assert subprocess_call.IsolatedCall(sorted, [2, 1]).result() == [1, 2]
+    assert subprocess_call.ProgressProcess(ordered, [2, 1]).wait() == [1, 2]
     with pytest.raises(UserError, match="no such run"):
-        subprocess_call.IsolatedCall(refuse, "no such run").result()
+        subprocess_call.ProgressProcess(refused, "no such run").wait()
     with pytest.raises(UserError, match="a process of the server's was ended"):
-        subprocess_call.IsolatedCall(os._exit, 1).result()
+        subprocess_call.ProgressProcess(killed).wait()
