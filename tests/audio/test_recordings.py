@@ -157,6 +157,17 @@ def test_what_is_missing_or_foreign_is_said_in_one_line(folder):
         AudioShards(folder, info).waveform(0)
 
 
+def test_a_shard_that_says_nested_json_is_written_again(folder):
+    items = items_of(sounds(2), ["training"] * 2)
+    info = write_dataset(folder, "set", "own", "waveform", items)
+    name = "audio/training-00000.parquet"
+    whole = folder.read_table(name)
+    deep = whole.replace_schema_metadata({**whole.schema.metadata, b"shard": b"[" * 100_000})
+    pq.write_table(deep, f"{folder.root}/{name}")
+    assert write_dataset(folder, "set", "own", "waveform", items) == info
+    assert folder.read_table(name).schema.metadata == whole.schema.metadata
+
+
 def everything(folder, info):
     """Return a data set's sound, read both ways, and its table."""
     shards = AudioShards(folder, info)
