@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -178,29 +179,26 @@ class NetworkLearner:
         Places that a config has drawn are drawn from `rng`; None: images are seen whole, and no other is compared.
         """
         photographs = batch.to(self.worker.device).float().contiguous(memory_format=torch.channels_last) / 255
-        chosen = self._styles(len(batch), rng)
+        chosen, method = self._styles(len(batch), rng), self.method
         with autocast(self.worker.device, self.config.precision):
             self.residual.clear()
             stylised = self._stylised(photographs, chosen).float()
-            residual = tuple(self.residual)
             parts = losses.nothing(photographs)
             for judge in self.judges:
                 area = judge.place(photographs.shape[2:], rng)
                 parts = losses.add(parts, judge(photographs[area], stylised[area], chosen))
-            if rng is not None and self.method.saturation_weight:
-                beyond = functional.relu(self.output.float().abs() - 1).flatten(1).mean(1)
-                parts = parts._replace(total=parts.total + self.method.saturation_weight * beyond)
-            if rng is not None and self.method.lattice_weight:
-                grid = self.method.lattice_weight * losses.lattice(stylised)
-                parts = parts._replace(total=parts.total + grid)
-            if rng is not None and self.method.tone_weight:
-                tone = self.method.tone_weight * losses.tone(stylised, photographs)
-                parts = parts._replace(total=parts.total + tone)
-            for features in residual if rng is not None else ():
-                parts = parts._replace(total=parts.total + self.method.spike_weight * losses.spikes(features))
-            if rng is not None and self.method.steady_weight:
-                unsteady = self.method.steady_weight * self._unsteadiness(photographs, stylised, chosen, rng)
-                parts = parts._replace(total=parts.total + unsteady)
+            if rng is None:
+                return parts
+            terms: tuple[tuple[float, Callable[[], Tensor]], ...] = (
+                (method.saturation_weight, lambda: functional.relu(self.output.float().abs() - 1).flatten(1).mean(1)),
+                (method.lattice_weight, lambda: losses.lattice(stylised)),
+                (method.tone_weight, lambda: losses.tone(stylised, photographs)),
+                *((method.spike_weight, partial(losses.spikes, features)) for features in self.residual),
+                (method.steady_weight, lambda: self._unsteadiness(photographs, stylised, chosen, rng)),
+            )
+            for weight, term in terms:
+                if weight:
+                    parts = parts._replace(total=parts.total + weight * term())
         return parts
 
     def _styles(self, count: int, rng: np.random.Generator | None) -> Tensor | None:

@@ -204,10 +204,10 @@ def test_the_zoo_is_held_to_what_others_publish(shared, tmp_path, painting, publ
             transformer.read(weights / f"v2_{published}_lengstrom_layout.safetensors"),
         )
     )
-    assert ours.lattice <= theirs.lattice / 10 and ours.burnt <= 0.001
-    assert ours.flicker <= 0.95 * theirs.flicker
-    assert ours.tone <= theirs.tone <= 0.3 and ours.spike == theirs.spike == 0
-    assert ours.style_error <= 2 * theirs.style_error and ours.content_error <= 1.9 * theirs.content_error
+    assert ours["lattice"] <= theirs["lattice"] / 10 and ours["burnt"] <= 0.001
+    assert ours["flicker"] <= 0.95 * theirs["flicker"]
+    assert ours["tone"] <= theirs["tone"] <= 0.3 and ours["spike"] == theirs["spike"] == 0
+    assert ours["style_error"] <= 2 * theirs["style_error"] and ours["content_error"] <= 1.9 * theirs["content_error"]
 
 
 @pytest.mark.parametrize("name", sorted(transformer.zoo()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import cv2
@@ -16,9 +15,8 @@ from retable.tasks.style.config import Objective
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import Pixels
 from retable.tasks.style.networks.backbones import BackboneNetwork
-from retable.tasks.style.networks.network import Features
+from retable.tasks.style.networks.network import Features, TransformerNetwork
 from retable.tasks.style.networks.tiling import stylise
-from retable.tasks.style.networks.transformer import TransformerNetwork
 
 LUMA = np.array([0.299, 0.587, 0.114])
 AROUND = 8
@@ -41,24 +39,6 @@ REACH = 8
 """Pixels around a spike that the layers after it color."""
 SLIVER = 20
 """Pixels of the smallest blob that is counted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """A network's measures: means over photographs, of the lattice the worst."""
-
-    lattice: float
-    """Power at periods of 2 and 4 pixels over that of its surroundings; see `lattice`."""
-    burnt: float
-    """Share of pixels whose three colours are all black or all white, beyond the photograph's own."""
-    tone: float
-    """1 minus the correlation of the blurred luma of result and photograph."""
-    spike: float
-    """Share of the photographs whose result shows a sliver; see `sliver`."""
-    style_error: float
-    content_error: float
-    flicker: float
-    """Mean change of what stays in the picture while it moves, in levels of 255, over that of the photograph."""
 
 
 def lattice(pixels: Pixels) -> float:
@@ -204,8 +184,13 @@ def judge_network(
     photographs: Sequence[Pixels],
     paintings: Sequence[Pixels],
     judge: BackboneNetwork,
-) -> Verdict:
-    """Stylise photographs and measure: the lattice of the worst, means of all else.
+) -> dict[str, float]:
+    """Stylise photographs and measure.
+
+    Returns:
+        `lattice`, of the worst photograph, and means over the photographs: `burnt` (beyond the photograph's own),
+        `tone`, `spike` (1 where the result shows a sliver), `style_error`, `content_error` and `flicker`. See the
+        functions of these names, `sliver` and `errors`.
 
     Raises:
         UserError: where a photograph is too small for the judge's deepest layer.
@@ -220,4 +205,4 @@ def judge_network(
         rows.append((lattice(made), extra, tones, shows, style, content, flicker(network, photograph)))
     table = np.array(rows)
     names = ("burnt", "tone", "spike", "style_error", "content_error", "flicker")
-    return Verdict(lattice=float(table[:, 0].max()), **dict(zip(names, table[:, 1:].mean(0).tolist(), strict=True)))
+    return {"lattice": float(table[:, 0].max()), **dict(zip(names, table[:, 1:].mean(0).tolist(), strict=True))}

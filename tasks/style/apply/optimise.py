@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -140,7 +139,7 @@ class ImageOptimisation:
         side = max(1, round(size * self.method.style_scale))
         paintings = [to_tensor(resize(painting, side)).to(self.device) for painting in self.paintings]
         self.shape = content.shape[-2:]
-        with self._precision():
+        with autocast(self.device, self.config.precision):
             self._targets = targets(self.network, self.method.objective, content, paintings, self.config.blend)
 
     def _start(self) -> Image:
@@ -165,7 +164,7 @@ class ImageOptimisation:
         """Clamp the image and compute its losses and its gradient."""
         with torch.no_grad():
             self._pixels.clamp_(0, 1)
-        with self._precision():
+        with autocast(self.device, self.config.precision):
             losses: Losses = self._loss(self.network, self.method.objective, self._targets, self._pixels)
         self.optimizer.zero_grad()
         losses.total.sum().backward()  # type: ignore[no-untyped-call]
@@ -173,10 +172,6 @@ class ImageOptimisation:
         if isinstance(optimizer, Sgd) and optimizer.normalise_gradient and gradient is not None:
             gradient.div_(gradient.abs().mean())
         return Losses(*(part.detach() for part in losses))
-
-    def _precision(self) -> AbstractContextManager[None]:
-        """Return the context of the config's precision for the backbone; Gram matrices and losses stay in float32."""
-        return autocast(self.device, self.config.precision)
 
 
 def make_optimizer(config: Lbfgs | Adam | Sgd, pixels: Tensor) -> torch.optim.Optimizer:

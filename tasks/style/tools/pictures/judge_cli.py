@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,7 +78,7 @@ def judge(
                 network = network or backbone(weights, where)
                 works = [images.read(find_work(painting or name)).pixels]
                 with shortage_told(f"{name}: {TOO_LARGE}"):
-                    measures = asdict(judge_network(find_network(name, where), shown, works, network))
+                    measures = judge_network(find_network(name, where), shown, works, network)
                 table.add_row(name, *(format(measures[key], how) for key, how in COLUMNS.items()))
     console.print(table)
     console.print(f"judge: SqueezeNet 1.0, weights {weights}; {len(shown)} photographs, longer side {size} pixels")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -86,8 +85,7 @@ def video(
     check_target(source, target, overwrite)
     if by == "version1" and (workers or measure or steady == "statistics"):
         raise UserError("--by version1 makes one frame after the other; leave out --workers, --measure, statistics")
-    look = Look(original_colours, strength, mask)
-    stylist = by_names(by, style, precision, look, knobs, Storage.open(storage))
+    stylist = by_names(by, style, precision, original_colours, strength, mask, knobs, Storage.open(storage))
     meters: dict[str, Flicker] = {}
     stylise = stylise_stream(stylist, steady, workers, meters if measure else None, SAMPLE, beside)
     with ray_cluster() if workers else nullcontext(), progress_bar("", "frames") as advance:
@@ -110,20 +108,13 @@ def video(
     print_lines(flicker_lines({name: meter.result() for name, meter in meters.items()}, steady))
 
 
-@dataclass(frozen=True)
-class Look:
-    """What is done to stylised frames, as it was asked for; see `Finish`."""
-
-    original_colours: bool = False
-    strength: float = 1.0
-    mask: Path | None = None
-
-
 def by_names(
     by: str,
     styles: Sequence[str],
     precision: Arithmetic,
-    look: Look,
+    original_colours: bool,
+    strength: float,
+    mask_path: Path | None,
     knobs: Knobs,
     storage: Storage,
 ) -> Callable[[Piece], Pictures]:
@@ -137,16 +128,16 @@ def by_names(
 
     named = [regions.split(style) for style in styles]
     colours = [colour for _, colour in named]
-    if len(named) > 1 and look.mask is None:
+    if len(named) > 1 and mask_path is None:
         raise UserError("several --style are of a mask's regions: --mask PICTURE --style A@ff0000 --style B@0000ff")
-    mask = regions.open_mask(look.mask, colours)
+    mask = regions.open_mask(mask_path, colours)
     if not any(colours):
-        finish = Finish(look.original_colours, look.strength, mask)
+        finish = Finish(original_colours, strength, mask)
         return by_name(by, styles[0], precision, finish, knobs, storage)
     assert mask is not None
-    finish = Finish(look.original_colours)
+    finish = Finish(original_colours)
     stylists = [by_name(by, name, precision, finish, knobs, storage) for name, _ in named]
-    return Regional(stylists, mask, look.strength)
+    return Regional(stylists, mask, strength)
 
 
 def by_name(
