@@ -4,11 +4,9 @@
 import asyncio
 import io
 import math
-import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -120,13 +118,11 @@ def finish(made: Pixels, photograph: Picture, strength: float, original: bool, k
         made = images.original_colours(made, photograph.pixels)
     if strength < 1:
         made = images.mix(made, photograph.pixels, strength)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"picture.{kind}"
-        try:
-            images.write(path, made, photograph.alpha, photograph.icc)
-        except UserError as error:
-            raise Problem(422, f"{kind.upper()} holds no picture so large; ask for a smaller size") from error
-        return Reply(path.read_bytes(), f"image/{kind}")
+    try:
+        data = images.encode(made, photograph.alpha, photograph.icc, images.FORMATS[f".{kind}"], "the picture")
+    except UserError as error:
+        raise Problem(422, f"{kind.upper()} holds no picture so large; ask for a smaller size") from error
+    return Reply(data, f"image/{kind}")
 
 
 class Styles(Served[NetworkStyle]):

@@ -304,12 +304,17 @@ def write(
         UserError: on another suffix, a picture too large for the format, or where the disk refuses.
     """
     path = Path(path)
-    data = _encode(pixels, alpha, icc, check_suffix(path), str(path))
+    data = encode(pixels, alpha, icc, check_suffix(path), str(path))
     with whole_file(path) as writing:
         writing.write_bytes(data)
 
 
-def _encode(pixels: Array, alpha: Array | None, icc: bytes | None, how: dict[str, Any], name: str) -> bytes:
+def encode(pixels: Array, alpha: Array | None, icc: bytes | None, how: dict[str, Any], name: str) -> bytes:
+    """Return a picture as the bytes of a file; `how`: one of `FORMATS`. JPEG drops `alpha`.
+
+    Raises:
+        UserError: naming the picture, where it is too large for the format.
+    """
     if alpha is not None and how["format"] != "JPEG":
         pixels = np.dstack((pixels, alpha))
     stream = io.BytesIO()
@@ -323,7 +328,7 @@ def _encode(pixels: Array, alpha: Array | None, icc: bytes | None, how: dict[str
 
 def encode_png(pixels: Pixels) -> bytes:
     """Return a picture as the bytes of a PNG file."""
-    return _encode(pixels, None, None, FORMATS[".png"], "the picture")
+    return encode(pixels, None, None, FORMATS[".png"], "the picture")
 
 
 def to_tensor(pixels: Pixels) -> Float[Tensor, "1 3 height width"]:
