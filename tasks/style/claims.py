@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -269,15 +268,13 @@ def quicker(results: Results, quick: Sequence[str], slow: Sequence[str]) -> Verd
     return Verdict("does not hold" if any(one.low > other.high for one, other in pairs) else "not separable", because)
 
 
-def first_loss(replicate: Replicate) -> float:
-    """Return the loss of the first evaluation."""
-    return float(arrays_of(replicate)["losses"][0, 0])
-
-
 def same_function(results: Results) -> Verdict:
     """Return whether Huber and smooth L1 give equal first losses, and times within a factor `NOISE` of each other."""
     times = [seconds(results, name) for name in ("Huber", "smooth L1")]
-    losses = [by_photograph(results, [LOSSES[name]], first_loss) for name in ("Huber", "smooth L1")]
+    losses = [
+        by_photograph(results, [LOSSES[name]], lambda each: losses_of(each, relative=False)[0])
+        for name in ("Huber", "smooth L1")
+    ]
     if None in times or not losses[0] or losses[0].keys() != losses[1].keys():
         return untested("rows are missing")
     gap = max(abs(losses[0][name] / losses[1][name] - 1) for name in losses[0])
@@ -307,15 +304,10 @@ def order(*triples: tuple[str, str, str]) -> list[tuple[Row, Row, str]]:
     return [(OPTIMIZED[one], OPTIMIZED[other], metric) for one, other, metric in triples]
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Return a picture's width and height, from its header."""
-    with Image.open(path) as picture:
-        return picture.size
-
-
 def keeps_size(results: Results) -> Verdict:
     """Return whether results have their photographs' own sizes; not tested where a scale reduces the photographs."""
-    own = image_size(assets.large()[assets.LARGE])
+    with Image.open(assets.large()[assets.LARGE]) as picture:
+        own = picture.size
     pairs = []
     for replicate in results.select(LARGE):
         arrays: Mapping[str, Any] = arrays_of(replicate)

@@ -268,7 +268,9 @@ def learn(
 def onnx(
     style: Annotated[str, typer.Argument(help="A network: a name (`retable zoo style`), a file, a run, a:0.7,b:0.3.")],
     file: Annotated[Path, typer.Argument(dir_okay=False, help="The file to write, e.g. wave.onnx.")],
-    bits: Annotated[int, typer.Option(help="Bits per stored weight: 32, 16 or 8; arithmetic is in float32.")] = 32,
+    bits: Annotated[
+        Literal["32", "16", "8"], typer.Option(help="Bits per stored weight; arithmetic is in float32.")
+    ] = "32",
     opset: Annotated[
         int, typer.Option(help="Version of ONNX's operators: lower for old runtimes.", min=13, max=18)
     ] = 17,
@@ -282,10 +284,8 @@ def onnx(
     from retable.tasks.style.tools.onnx_file import Bits, pack
     from retable.tasks.style.tools.pictures.stylise import find_network
 
-    if bits not in (32, 16, 8):
-        raise typer.BadParameter(f"{bits} bits; 32, 16 or 8", param_hint="--bits")
     check_target(file, overwrite)
-    data = pack(find_network(style, Storage.open(storage)), cast(Bits, bits), opset)
+    data = pack(find_network(style, Storage.open(storage)), cast(Bits, int(bits)), opset)
     with disk_errors(str(file)):
         Storage.open(file.absolute().parent).write(file.name, data)
     console.print(f"{file}: {len(data) / 1e6:.2f} MB", markup=False)

@@ -24,10 +24,10 @@ def seconds_of_versions(
 
 @stored_as("interval_of_4k")
 def seconds_of_4k(config: Config) -> dict[str, float]:
-    """Time version 2 on 4032 x 2480 pixels; see `timing.seconds_of_4k`."""
+    """Time version 2 on 4032 x 2480 pixels; see `timing.network`."""
     from retable.tasks.style.apply import timing
 
-    return timing.seconds_of_4k(config)
+    return timing.network(config, timing.UHD)
 
 
 @stored_as("seconds_of_criteria")

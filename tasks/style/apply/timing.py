@@ -1,13 +1,13 @@
 """Seconds that version 1 takes for one evaluation, version 2 for one image, and what the lines of Table I make of them.
 
-Nothing is trained, and nothing but pictures is read: backbones have random weights, which take the same time.
+Nothing is trained, and nothing but pictures is read: backbones have random weights, which take the same time. A
+measurement has its node to itself, so torch uses every core that it may.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import cycle
 
@@ -54,7 +54,7 @@ def seconds_per_evaluation(config: Config, budget: float = 60.0) -> dict[str, fl
     Raises:
         ValueError: where the config does not optimise an image.
     """
-    with all_cores():
+    with threads(cores()):
         job, warm_up = optimisation(config)
         metrics = summary("seconds_per_evaluation", timed(job.step, warm_up, budget))
     return {**metrics, "seconds": EVALUATIONS * metrics["seconds_per_evaluation"]}
@@ -90,7 +90,7 @@ def seconds_of_criteria(config: Config, budget: float = 240.0) -> dict[str, floa
     """
     begun = time.perf_counter()
     times: dict[str, list[float]] = {name: [] for name in CRITERIA}
-    with all_cores():
+    with threads(cores()):
         jobs = {name: optimisation(override(config, {"method.objective.criterion": name})) for name in CRITERIA}
         for _ in range(max(warm_up for _, warm_up in jobs.values())):
             for job, _ in jobs.values():
@@ -150,7 +150,7 @@ def seconds_per_image(
         functional.interpolate(image, shape or (side, side), mode="bilinear").to(best_device()) for image in pictures
     ]
     turn = cycle(pictures)
-    with all_cores():
+    with threads(cores()):
         times = timed(lambda: stylise(network, next(turn), config.precision), SHIPPED, budget, max(FEWEST, photographs))
     return {**summary("seconds_per_image", times), "photographs": float(len(pictures))}
 
@@ -194,11 +194,6 @@ def summary(name: str, times: list[float]) -> dict[str, float]:
     return {**ends, "evaluations": float(len(times)), "gpu": float(torch.cuda.is_available())}
 
 
-def all_cores() -> AbstractContextManager[None]:
-    """Return a context in which torch uses every core that it may: a measurement has its node to itself."""
-    return threads(cores())
-
-
 def seconds_of_versions(
     config: Config, photographs: int = SHIPPED, budget: float = BUDGET, source: Source | None = None
 ) -> dict[str, float]:
@@ -225,11 +220,6 @@ def seconds_of_versions(
     for name, (slow, fast) in {**ratios, "vgg_over_alexnet": ("vgg", "alexnet")}.items():
         metrics |= ratio(metrics, name, f"{slow}_seconds", f"{fast}_seconds")
     return metrics
-
-
-def seconds_of_4k(config: Config) -> dict[str, float]:
-    """Time version 2 on 4032 x 2480 pixels: `network_seconds` with its interval, `gpu` and `photographs`."""
-    return network(config, UHD)
 
 
 def network(

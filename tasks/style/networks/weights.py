@@ -8,7 +8,6 @@ linear, so they go into the first convolution, and the features stay those of th
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import sys
 from collections.abc import Mapping
@@ -192,7 +191,7 @@ def import_weights(file: Path, storage: Storage) -> str:
         assemble(loaded, "max")(torch.zeros(1, 3, 64, 64))  # whether each layer takes what the one before gives
     except (ValueError, RuntimeError) as error:
         raise UserError(f"{file}: no {loaded.network}: {str(error).splitlines()[0]}; {KNOWN}") from error
-    fields = {field.name: getattr(loaded, field.name) for field in dataclasses.fields(loaded)}
+    fields = dict(vars(loaded))
     tensors, fields["source"] = fields.pop("tensors"), sha256(data)
     return weights.keep(weights.sealed(tensors, "backbone", fields), storage)
 

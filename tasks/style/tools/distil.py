@@ -12,9 +12,7 @@ does (Iandola et al. 2016), at the layers of the same resolution: features of a 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +31,12 @@ from retable.tasks.style.config import Squeezenet, Vgg19
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import weights
 from retable.tasks.style.networks.backbones import BackboneNetwork, build
-from retable.tasks.style.networks.weights import Weights
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A small network, and what its layers learn from."""
-
-    teacher: type[Vgg19 | Squeezenet]
-    layers: Mapping[str, str]
-    """Layer of the small network -> the teacher's. The small network ends at the last."""
-
 
 LAYERS = ("relu1_1", "relu1_2", "relu2_1", "relu2_2", "relu3_1")
 """Of the small VGG-19."""
-RECIPES = {
-    "vgg19": Recipe(Vgg19, dict(zip(LAYERS, LAYERS, strict=True))),
-    "alexnet": Recipe(Squeezenet, {"relu1": "pool1", "relu2": "fire6", "relu3": "fire9"}),
+RECIPES: dict[str, tuple[type[Vgg19 | Squeezenet], Mapping[str, str]]] = {
+    "vgg19": (Vgg19, dict(zip(LAYERS, LAYERS, strict=True))),
+    "alexnet": (Squeezenet, {"relu1": "pool1", "relu2": "fire6", "relu3": "fire9"}),
 }
 """torchvision's name of the small network -> how it is made."""
 BATCH, CROP = 8, 112
@@ -163,9 +150,9 @@ def distil(
     Raises:
         UserError: where the weights are another network's or end too early, or no picture is large enough.
     """
-    recipe = RECIPES[network]
-    large = build(recipe.teacher(weights=teacher, normalise=True), 0, storage)
-    layers = tuple(large.resolve(layer, "style") for layer in recipe.layers.values())
+    kind, learnt = RECIPES[network]
+    large = build(kind(weights=teacher, normalise=True), 0, storage)
+    layers = tuple(large.resolve(layer, "style") for layer in learnt.values())
     pictures = [pixels for path in photographs if min((pixels := images.read(path).pixels).shape[:2]) >= CROP]
     if not pictures:
         raise UserError(f"no picture is of {CROP} x {CROP} pixels or more")
@@ -219,6 +206,5 @@ def pack(network: str, student: Student, teacher: BackboneNetwork) -> bytes:
         weight = layer.weight.detach() / (1.0 if index else student.deviation)
         tensors |= {f"{name}.weight": weight.half(), f"{name}.bias": layer.bias.detach().half()}
     mean, std = (tuple(values.flatten().tolist()) for values in (teacher.mean, teacher.std))
-    empty = Weights(network, {}, mean, std, "reflect")
-    fields = {field.name: getattr(empty, field.name) for field in dataclasses.fields(empty) if field.name != "tensors"}
+    fields = {"network": network, "mean": mean, "std": std, "padding": "reflect"}
     return files.sealed(tensors, "backbone", fields)

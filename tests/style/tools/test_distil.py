@@ -50,7 +50,7 @@ def unexplained(small, large, batch, network="vgg19", fitted=None):
     One number for each layer of the recipe; least squares over all positions of other pictures, `fitted`, with a
     constant. Without them it is over the batch itself, which favors a network of many filters.
     """
-    shares, layers = [], RECIPES[network].layers
+    shares, layers = [], RECIPES[network][1]
     ours, theirs, mine, taught = (
         net(pictures, names)
         for pictures in (batch, batch if fitted is None else fitted)
