@@ -29,7 +29,7 @@ from benchmarks import most_resident
 from retable.tasks.style.files.assets import photographs
 from retable.tasks.style.files.images import read, square, to_tensor
 from retable.tasks.style.networks.network import TransformerNetwork
-from retable.tasks.style.networks.transformer import stylise
+from retable.tasks.style.networks.tiling import stylise
 
 DEVICE = os.environ.get("RETABLE_BENCH_DEVICE", "cpu")
 SHAPES = ((256, 256), (512, 512), (1024, 1024), (2160, 3840)) if DEVICE == "cuda" else ((512, 512), (1024, 1024))

@@ -45,7 +45,7 @@ def one(path: str, filters: int) -> None:
     """Stylise a clip by a network of so many filters, or by none; print frames a second and peak MB."""
     import torch
 
-    from retable.tasks.style.networks.transformer import TransformerNetwork
+    from retable.tasks.style.networks.network import TransformerNetwork
     from retable.tasks.style.tools.video.steady import Stylist, stylise_stream
     from retable.tasks.style.tools.video.video import stylise_video
 

@@ -35,6 +35,7 @@ from PIL import Image
 from benchmarks.style_network import picture, ways
 from benchmarks.style_zoo_train import RECIPES, train
 from retable.platform.errors import UserError
+from retable.platform.models.zoo import zoo
 from retable.platform.store.provenance import collect
 from retable.platform.store.storage import Storage
 from retable.platform.store.weights import metadata, read_bytes
@@ -44,7 +45,8 @@ from retable.tasks.style.files import assets, images
 from retable.tasks.style.files.images import Pixels
 from retable.tasks.style.networks.backbones import BackboneNetwork
 from retable.tasks.style.networks.network import TransformerNetwork
-from retable.tasks.style.networks.transformer import read, styles, stylise, zoo
+from retable.tasks.style.networks.tiling import stylise
+from retable.tasks.style.networks.transformer import read, styles
 from retable.tasks.style.tools.pictures.judge_cli import backbone
 from retable.tasks.style.tools.pictures.stylise import Options, open_paintings
 
@@ -121,7 +123,7 @@ def read_networks(file: Path, label: str = "") -> Iterator[tuple[str, str, Trans
 
 def all_networks() -> Iterator[tuple[str, str, TransformerNetwork]]:
     """Give the networks of the zoo, and the published ones that are there."""
-    for name, file in zoo().items():
+    for name, file in zoo("style").items():
         yield from read_networks(file, name)
     for name, stem in PUBLISHED.items():
         if (file := shared() / "weights/style" / f"{stem}.safetensors").is_file():
@@ -191,7 +193,7 @@ def version1_errors(photographs: Mapping[str, Pixels]) -> dict[str, Any]:
         return {}
     judge, found = judge_network(), {}
     photograph = images.fit(photographs[COMPARED], COMPARED_SIDE)
-    for name in sorted(assets.paintings().keys() - zoo().keys()):
+    for name in sorted(assets.paintings().keys() - zoo("style").keys()):
         with tempfile.TemporaryDirectory(prefix="retable-bench-") as folder:
             options = Options(size=COMPARED_SIDE, device="cpu")
             style = open_paintings([assets.paintings()[name]], options, Storage.open(folder))
@@ -266,7 +268,7 @@ def judge(names: Sequence[str], count: int, work: str = "") -> None:
         RESULTS.write_text(as_text(before | now))
         print(RESULTS)
         return
-    shipped = zoo()
+    shipped = zoo("style")
     files = [(shipped[name], name) if name in shipped else (Path(name), "") for name in names]
     if work:
         networks: Iterable[tuple[str, str, TransformerNetwork]] = ((file.stem, work, read(file)) for file, _ in files)

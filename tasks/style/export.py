@@ -14,7 +14,7 @@ from retable.platform.errors import UserError
 from retable.platform.models import export
 from retable.platform.store import weights
 from retable.tasks.style.networks import transformer
-from retable.tasks.style.networks.transformer import TransformerNetwork
+from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.tools.pictures.stylise import NetworkStyle, Options, check_network, run_network
 
 REMEDY = "`retable style export RUN FILE` writes one"

@@ -18,7 +18,8 @@ from retable.tasks.style.data import painting, photograph, tests
 from retable.tasks.style.files import images
 from retable.tasks.style.learner import RATE, TRANSFORMER
 from retable.tasks.style.networks.backbones import build
-from retable.tasks.style.networks.transformer import chosen, stylise, trained
+from retable.tasks.style.networks.tiling import stylise
+from retable.tasks.style.networks.transformer import chosen, trained
 
 JUDGED_SIZE = 512
 """Pictures are judged at most at this size: their longer side in pixels."""

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from benchmarks import style_zoo, style_zoo_train
 from benchmarks.style_zoo_train import PRICES, RECIPES, Goals, Photographs, Stage, Training, fresh, running_mean, train
 from retable.platform.errors import UserError
+from retable.platform.models.zoo import zoo
 from retable.platform.store.weights import metadata
 from retable.tasks.style.cli import app
 from retable.tasks.style.files import assets, images
-from retable.tasks.style.networks.transformer import read, zoo
+from retable.tasks.style.networks.transformer import read
 
 TINY = replace(
     RECIPES["the_scream"], filters=4, video_filters=4, size=96, batch=2, style_size=160, photographs=2, landscapes=1
@@ -106,11 +107,11 @@ def test_a_folder_of_another_training_is_refused(made, shared):
         train("the_scream", made, shared, 0, 2, replace(TINY, filters=5))
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in zoo()])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in zoo("style")])
 def test_the_shipped_networks_have_the_measures_that_were_kept(shared, name):
     """Here of one photograph of the sixteen; other processors round otherwise."""
     kept = json.loads(style_zoo.RESULTS.read_text())["networks"][name]
-    networks = style_zoo.read_networks(zoo()[name], name)
+    networks = style_zoo.read_networks(zoo("style")[name], name)
     found = style_zoo.measure_networks(networks, style_zoo.held(1))[name]["test_101084"]
     for measure, value in kept["test_101084"].items():
         assert found[measure] == pytest.approx(value, rel=0.5 if measure == "lattice" else 0.02, abs=0.001), measure

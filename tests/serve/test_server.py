@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from retable.platform.errors import UserError
+from retable.platform.models.zoo import zoo
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.launch import address, models, server
@@ -36,7 +37,7 @@ def client(tmp_path_factory):
         models.keep(toys.policy_file(0), storage, task="rl", name="InvertedPendulum", variant="dense"),
         models.keep(toys.policy_file(1), storage, task="rl", name="InvertedPendulum", variant="other"),
     ]
-    wave = transformer.zoo()["great_wave"].read_bytes()
+    wave = zoo("style")["great_wave"].read_bytes()
     served.append(models.keep(wave, storage, task="style", name="great_wave", about={"data": "free"}))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -18,7 +18,7 @@ from retable.tasks.style.cli import app
 from retable.tasks.style.config import Config
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.networks import transformer, weights
-from retable.tasks.style.networks.transformer import TransformerNetwork
+from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.tools.pictures.knobs import Knobs, Sets
 
 RANDOM = ("--backbone", "alexnet", "--weights", "random", "--evaluations", "2", "--size", "72")

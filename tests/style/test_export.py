@@ -76,7 +76,7 @@ def test_what_is_no_network_is_refused_in_one_line(good, monkeypatch):
         "not the whole file": b"hello, this is no network",
         "no file of tensors": good[:-10],
         "no JSON": other,
-        "size mismatch": save(load(good), metadata(good) | {"network": wide}),
+        "has shape": save(load(good), metadata(good) | {"network": wide}),
         "`provenance` are missing": save(load(good), metadata(good) | {"provenance": "3"}),
     }
     for reason, data in broken.items():

@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from retable.platform.errors import UserError
+from retable.platform.models.zoo import zoo
 from retable.platform.store.storage import Storage
 from retable.tasks.style.apply import judge
 from retable.tasks.style.apply.judge import burnt, errors, flicker, lattice
@@ -210,7 +211,7 @@ def test_the_zoo_is_held_to_what_others_publish(shared, tmp_path, painting, publ
     assert ours["style_error"] <= 2 * theirs["style_error"] and ours["content_error"] <= 1.9 * theirs["content_error"]
 
 
-@pytest.mark.parametrize("name", sorted(transformer.zoo()))
+@pytest.mark.parametrize("name", sorted(zoo("style")))
 def test_a_network_of_the_zoo_has_no_lattice_keeps_tones_and_shows_no_slivers(name):
     """Photographs have a lattice of up to 20, published networks 246 and 485, and tones of 0.1 to 0.2."""
     shown = [images.fit(images.read(assets.photographs()[each]).pixels, 288) for each in ("astronaut", "coffee")]

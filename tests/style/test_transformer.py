@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from retable.platform.errors import UserError
 from retable.tasks.style.networks import transformer
-from retable.tasks.style.networks.tiling import stylise_tiled
-from retable.tasks.style.networks.transformer import TransformerNetwork, find, load, read, save, stylise
+from retable.tasks.style.networks.network import TransformerNetwork
+from retable.tasks.style.networks.tiling import stylise, stylise_tiled
+from retable.tasks.style.networks.transformer import find, load, read, save
 
 torch.set_num_threads(1)
 SIZES = [(1, 1), (2, 3), (5, 7), (63, 65), (3, 400)]
@@ -351,8 +352,7 @@ def test_a_saved_network_is_the_same(tmp_path, arguments):
 def test_a_network_of_the_zoo_has_below_4_megabytes(tmp_path, monkeypatch):
     save(TransformerNetwork(), tmp_path / "wave.safetensors", {}, half=True)
     assert (tmp_path / "wave.safetensors").stat().st_size < 4e6
-    monkeypatch.setattr(transformer, "files", lambda task: {"wave": tmp_path / "wave.safetensors"})
-    assert list(transformer.zoo()) == ["wave"]
+    monkeypatch.setattr(transformer, "zoo", lambda task: {"wave": tmp_path / "wave.safetensors"})
     assert find("wave").architecture.filters == 32
     with pytest.raises(UserError, match="wawe: neither a file nor a network of the zoo; did you mean 'wave'"):
         find("wawe")

@@ -15,7 +15,8 @@ from retable.tasks.style import TASK
 from retable.tasks.style.config import Config, View, ZooNetwork
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.learner import ZooLearner, build_learner, cost, gpu_work
-from retable.tasks.style.networks.transformer import find, stylise
+from retable.tasks.style.networks.tiling import stylise
+from retable.tasks.style.networks.transformer import find
 from retable.tasks.style.predict import evaluate, predict, view_cost
 
 CONFIG = override(Config(), {"method": "zoo_network", "epochs": 1, "steps": 1})

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -151,11 +150,6 @@ def needed_bytes(network: TransformerNetwork, height: int, width: int, tiled: bo
     return 4 * (peak + image)
 
 
-def fits(network: TransformerNetwork, height: int, width: int, available: int) -> bool:
-    """Return whether `available` bytes hold the features of a whole image."""
-    return needed_bytes(network, height, width, tiled=False) <= available
-
-
 def layers(network: TransformerNetwork) -> list[Layer]:
     """Return the network's layers in order."""
     return [layer for layer in network.layers if isinstance(layer, Layer)]
@@ -185,11 +179,6 @@ def free_threads() -> int:
     return max(1, min(most, cores(), (os.cpu_count() or 1) - max(0, running - ours)))
 
 
-def undisturbed() -> AbstractContextManager[None]:
-    """Compute with `free_threads` within the block."""
-    return threads(free_threads())
-
-
 @torch.inference_mode()
 def _run(
     network: TransformerNetwork,
@@ -201,7 +190,7 @@ def _run(
     statistics: Statistics | None = None,
 ) -> Image:
     """Apply the layers, each to all tiles of `side` (rows, columns in pixels of the image) before the next."""
-    with undisturbed():
+    with threads(free_threads()):
         return _walk(network, image, side, device, precision, progress, statistics)
 
 

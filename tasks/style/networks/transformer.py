@@ -1,4 +1,4 @@
-"""Trained transformation networks: reading, saving and finding them; what applies them is imported here too.
+"""Trained transformation networks: reading, saving and finding them.
 
 A file is a safetensors file whose metadata say what the network is: `network` (its architecture), `input` ("rgb01":
 images in [0, 1], red first) and `provenance`, all JSON. Published files of others are read too, see `layouts`.
@@ -16,34 +16,16 @@ from torch import Tensor
 
 from retable.platform.errors import UserError, nearest
 from retable.platform.models import export
-from retable.platform.models.zoo import names
-from retable.platform.models.zoo import zoo as files
+from retable.platform.models.zoo import names, zoo
 from retable.platform.store import weights
 from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork, ZooNetwork
 from retable.tasks.style.networks.layouts import FIRST, MANIFEST, convert, read_folder
-from retable.tasks.style.networks.network import Statistics, TransformerNetwork
-from retable.tasks.style.networks.tiling import Precision, layers, stylise
+from retable.tasks.style.networks.network import TransformerNetwork
+from retable.tasks.style.networks.tiling import layers
 
 CALM = 0.1
 """Of a calm start: the last layer's initial weights over PyTorch's."""
-
-__all__ = [  # what the network's own modules offer is had from here too
-    "Precision",
-    "Statistics",
-    "TransformerNetwork",
-    "blend",
-    "chosen",
-    "find",
-    "is_file",
-    "load",
-    "read",
-    "save",
-    "stylise",
-    "trained",
-    "untrained",
-    "zoo",
-]
 
 
 def untrained(method: TrainNetwork, paintings: int = 1) -> TransformerNetwork:
@@ -87,12 +69,7 @@ def load(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = Non
             arguments, state = convert(tensors)
         with torch.device("meta"):  # what a file claims is built once it is known to be there
             expected = TransformerNetwork(**arguments).state_dict()
-        if odd := sorted(state.keys() ^ expected.keys()):
-            raise ValueError(f"{odd[0]} is {'one too many' if odd[0] in state else 'missing'}")
-        for entry, value in state.items():
-            if value.shape != expected[entry].shape:
-                raise ValueError(f"size mismatch for {entry}: {tuple(value.shape)}, not {tuple(expected[entry].shape)}")
-        weights.check_finite(state)
+        weights.check(state, expected)
         network = TransformerNetwork(**arguments)
         network.load_state_dict(state)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -225,18 +202,13 @@ def is_file(name: str) -> bool:
     return Path(name).is_file() or (Path(name) / MANIFEST).is_file()
 
 
-def zoo() -> dict[str, Path]:
-    """Return the files of the package's trained networks, by name."""
-    return files("style")
-
-
 def find(name: str, painting: str = "") -> TransformerNetwork:
     """Read a network by its name in the zoo, or by its file's path.
 
     Raises:
         UserError: where there is neither, or it has not that style.
     """
-    networks = zoo()
+    networks = zoo("style")
     if name in networks:
         several = names(networks[name])
         data = weights.read_bytes(networks[name])

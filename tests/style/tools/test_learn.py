@@ -17,7 +17,8 @@ from retable.platform.store.weights import stored
 from retable.tasks.style import data
 from retable.tasks.style.cli import app
 from retable.tasks.style.networks import transformer
-from retable.tasks.style.networks.transformer import TransformerNetwork, trained
+from retable.tasks.style.networks.network import TransformerNetwork
+from retable.tasks.style.networks.transformer import trained
 from retable.tasks.style.tools import learn
 
 

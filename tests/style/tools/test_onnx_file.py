@@ -7,9 +7,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from retable.platform.models.zoo import zoo
 from retable.tasks.style import cli
 from retable.tasks.style.networks import transformer
-from retable.tasks.style.networks.transformer import TransformerNetwork, stylise
+from retable.tasks.style.networks.network import TransformerNetwork
+from retable.tasks.style.networks.tiling import stylise
 from retable.tasks.style.tools.onnx_file import pack
 
 KINDS = {
@@ -71,7 +73,7 @@ def test_older_operators_give_the_same_picture(opset):
     assert [each.version for each in onnx.load_from_string(pack(net)).opset_import] == [17], "what phones want"
 
 
-@pytest.mark.parametrize("name", sorted(transformer.zoo()))
+@pytest.mark.parametrize("name", sorted(zoo("style")))
 def test_networks_of_the_zoo_on_another_runtime(name):
     net = transformer.find(name)
     image = torch.nn.functional.interpolate(torch.rand(1, 3, 12, 16), (93, 122), mode="bicubic").clamp(0, 1)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from retable.platform.errors import UserError
-from retable.tasks.style.networks import transformer
-from retable.tasks.style.networks.transformer import TransformerNetwork
+from retable.tasks.style.networks import tiling, transformer
+from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.tools.video import steady
 from retable.tasks.style.tools.video.steady import (
     Finish,
@@ -321,7 +321,7 @@ def test_frames_that_do_not_fit_into_memory_are_one_line(network, monkeypatch, r
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9000000000 bytes")
 
     monkeypatch.setattr(TransformerNetwork, "statistics", short)
-    monkeypatch.setattr(transformer, "stylise", short)
+    monkeypatch.setattr(tiling, "stylise", short)
     pictures = stack([scene(seed) for seed in range(3)])
     with pytest.raises(UserError, match="3 frames do not fit into memory; use --batch 1"):
         Stylist(network)(Piece(pictures, 1, pictures if reference else None))

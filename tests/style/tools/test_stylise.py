@@ -14,14 +14,15 @@ from safetensors import safe_open
 
 from retable.platform.errors import UserError
 from retable.platform.models.predict import expand
+from retable.platform.models.zoo import zoo
 from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Alexnet, Objective, OptimiseImage, Vgg19
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.losses import loss, targets
 from retable.tasks.style.networks import transformer, weights
 from retable.tasks.style.networks.backbones import build
+from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.networks.tiling import needed_bytes
-from retable.tasks.style.networks.transformer import TransformerNetwork
 from retable.tasks.style.tools.pictures import batches, memory, regions
 from retable.tasks.style.tools.pictures.batches import (
     Job,
@@ -483,8 +484,8 @@ def test_a_painting_is_no_network(tmp_path, storage):
 
 
 def test_the_zoo_has_the_great_wave(storage):
-    assert next(iter(transformer.zoo())) == "great_wave"  # what is asked for where nothing is named
-    for name, path in transformer.zoo().items():
+    assert next(iter(zoo("style"))) == "great_wave"  # what is asked for where nothing is named
+    for name, path in zoo("style").items():
         assert isinstance(find_network(name, storage), TransformerNetwork)
         assert path.stat().st_size <= 2e6
         with safe_open(path, "pt") as file:
@@ -493,7 +494,7 @@ def test_the_zoo_has_the_great_wave(storage):
 
 
 def test_networks_of_the_zoo_that_were_trained_apart_are_not_blended(storage):
-    first, second, *_ = transformer.zoo()
+    first, second, *_ = zoo("style")
     with pytest.raises(UserError, match="only styles that were trained together blend") as caught:
         find_network(f"{first}:0.5,{second}:0.5", storage)
     assert "\n" not in str(caught.value)

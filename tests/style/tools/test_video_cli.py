@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from retable.platform import console
 from retable.platform.errors import UserError
 from retable.tasks.style.files import images
-from retable.tasks.style.networks.transformer import TransformerNetwork
+from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.tools.pictures import stylise
 from retable.tasks.style.tools.video.video_cli import flicker_lines, video
 from tests.style.tools.test_video import far, look, make, sound

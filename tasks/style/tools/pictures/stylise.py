@@ -14,6 +14,7 @@ from jaxtyping import Float
 from retable.platform import api
 from retable.platform.config import override
 from retable.platform.errors import UserError
+from retable.platform.models.zoo import zoo
 from retable.platform.store.storage import Storage
 from retable.platform.train.worker import best_device
 from retable.tasks.style.apply.optimise import EVALUATIONS, ImageOptimisation
@@ -21,8 +22,9 @@ from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork
 from retable.tasks.style.files import assets, images
 from retable.tasks.style.files.images import Pixels
 from retable.tasks.style.networks import backbones, transformer, weights
-from retable.tasks.style.networks.tiling import Precision, fits, needed_bytes, stylise_tiled
-from retable.tasks.style.networks.transformer import TransformerNetwork, trained
+from retable.tasks.style.networks.network import TransformerNetwork
+from retable.tasks.style.networks.tiling import Precision, needed_bytes, stylise, stylise_tiled
+from retable.tasks.style.networks.transformer import trained
 from retable.tasks.style.tools.pictures import regions
 from retable.tasks.style.tools.pictures.knobs import STYLE_SCALE
 from retable.tasks.style.tools.pictures.memory import check_memory, free_bytes, image_bytes
@@ -170,7 +172,7 @@ class NetworkStyle:
         tile = self.options.tile or self.tile_for(len(photographs) * height, width, device)
         batch = torch.cat([images.to_tensor(pixels) for pixels in photographs])
         if not tile:
-            made = transformer.stylise(self.network, batch.to(device), precision)
+            made = stylise(self.network, batch.to(device), precision)
             return [images.to_pixels(single) for single in torch.split(made, 1)]
 
         def progress(done: int, total: int) -> None:
@@ -195,7 +197,7 @@ class NetworkStyle:
 
     def tile_for(self, height: int, width: int, device: torch.device) -> int:
         """Return the side of tiles where a GPU does not hold the whole; else 0, as CPUs work in strips anyway."""
-        if device.type != "cuda" or fits(self.network, height, width, torch.cuda.mem_get_info(device)[0]):
+        if device.type != "cuda" or needed_bytes(self.network, height, width, tiled=False) <= free_bytes(device):
             return 0
         return TILE
 
@@ -341,7 +343,7 @@ def find_painting(name: str) -> Path | None:
     if path.is_file():
         return None if path.suffix.lower() in NETWORKS else path
     shipped = assets.paintings()
-    if name in transformer.zoo():
+    if name in zoo("style"):
         return None
     return shipped.get(name) or {file.name: file for file in shipped.values()}.get(name)
 
@@ -377,10 +379,10 @@ def one_network(name: str, storage: Storage) -> TransformerNetwork:
         UserError: where there is none, or it has not the style that is named.
     """
     whole, _, painting = (name, "", "") if transformer.is_file(name) else name.partition(":")
-    if transformer.is_file(whole) or whole in transformer.zoo():
+    if transformer.is_file(whole) or whole in zoo("style"):
         return transformer.find(whole, painting)
     if not re.fullmatch("[0-9a-f]+|latest", whole):
-        names = sorted({*transformer.zoo(), *assets.paintings()})
+        names = sorted({*zoo("style"), *assets.paintings()})
         raise UserError(f"--style {name}: no such file; or use {', '.join(names)}, or a run's fingerprint")
     run = find_run(whole, storage)
     return transformer.chosen(run_network(run), run.config.style, painting, whole)

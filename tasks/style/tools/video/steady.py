@@ -26,9 +26,9 @@ from retable.platform.spec.arrays import Array
 from retable.platform.train.worker import best_device
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import Pixels
-from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks import tiling
+from retable.tasks.style.networks.network import Statistics, TransformerNetwork
 from retable.tasks.style.networks.tiling import Precision
-from retable.tasks.style.networks.transformer import Statistics, TransformerNetwork
 from retable.tasks.style.tools.pictures.memory import shortage_told
 from retable.tasks.style.tools.pictures.regions import Mask, compose
 from retable.tasks.style.tools.pictures.stylise import scaled
@@ -163,7 +163,7 @@ class Stylist:
                 self.shot, self.statistics = piece.shot, self._measure(piece.reference, device)
             image = stretched(piece.pictures, *self._size(piece.pictures)).to(device).float() / 255
             statistics = None if piece.reference is None else self.statistics
-            made = transformer.stylise(self.network, image, self.precision, statistics=statistics)
+            made = tiling.stylise(self.network, image, self.precision, statistics=statistics)
         pictures = (made.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu()
         return self.finish(stretched(pictures, *piece.pictures.shape[2:]), piece)
 
@@ -194,11 +194,6 @@ class Regional:
             for frame, several in zip(frames, zip(*made, strict=True), strict=True)
         ]
         return torch.from_numpy(np.stack(together)).permute(0, 3, 1, 2).contiguous()
-
-
-def stylise_pieces(function: Callable[[Piece], Pictures], pieces: Iterable[Piece]) -> Pairs:
-    """Apply `function` to pieces, in this process."""
-    return ((piece, function(piece)) for piece in pieces)
 
 
 def optical_flow(source: Pixels, target: Pixels) -> Flow:
@@ -362,7 +357,7 @@ def stylise_stream(
 
     def stylise(batches: Iterator[Pictures]) -> Iterator[Pictures]:
         pieces = map(Piece, batches) if steady == "off" else by_shot(batches)
-        pairs = on_cluster(stylist, pieces, workers) if workers else stylise_pieces(stylist, pieces)
+        pairs = on_cluster(stylist, pieces, workers) if workers else ((piece, stylist(piece)) for piece in pieces)
         if steady == "flow":
             pairs = smooth(pairs)
         if meters is not None:
