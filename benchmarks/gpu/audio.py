@@ -28,9 +28,9 @@ from benchmarks.gpu.training import resumed
 from benchmarks.gpu.ways import HALF, NO_CUDA, Opened, arithmetic, compared, compiled, graphed, shared_out
 from retable.platform.train.worker import Worker
 from retable.tasks.audio import TASK
-from retable.tasks.audio.config import SAMPLE_RATE, Config, Passt, Untrained
+from retable.tasks.audio.config import BANDS, SAMPLE_RATE, Config, Passt, Untrained
 from retable.tasks.audio.data import Batch
-from retable.tasks.audio.encoders.mel import BANDS, Mel, normalise
+from retable.tasks.audio.encoders.mel import Mel, normalise
 from retable.tasks.audio.encoders.passt import PasstNetwork
 from retable.tasks.audio.learner import RetrievalLearner
 from retable.tasks.audio.model import DualEncoder

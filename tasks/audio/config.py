@@ -15,6 +15,10 @@ from retable.platform.config import Parent, Scratch, Weights, added, check, pare
 
 SAMPLE_RATE = 32000
 """Sample rate of every model's input, Hz."""
+BANDS = 128
+"""Mel bands of a spectrogram."""
+HOP = 320
+"""Samples between its frames: 10 ms."""
 SHORTEST = 0.1
 """Seconds of a file that is of use, and of a last segment that counts beside others, at least."""
 Corpus = Literal["clotho", "audiocaps", "wavcaps"]

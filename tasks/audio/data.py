@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from retable.platform.errors import UserError
 from retable.platform.execute.streams import stream
@@ -25,9 +26,9 @@ from retable.platform.store.storage import Storage
 from retable.platform.train.seeds import generator
 from retable.platform.train.worker import share
 from retable.tasks.audio.collect.leaks import origin, read_listed
-from retable.tasks.audio.collect.recordings import BANDS, FRAME, AudioShards, Recording, read_recordings
-from retable.tasks.audio.config import SAMPLE_RATE, SPLITS, Config, trained_on
-from retable.tasks.audio.encoders.mel import frames_of
+from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_recordings
+from retable.tasks.audio.config import BANDS, HOP, SAMPLE_RATE, SPLITS, Config, trained_on
+from retable.tasks.audio.encoders.mel import SILENCE, frames_of
 from retable.tasks.audio.rewrite.variations import augmented
 
 Item = TypeVar("Item")
@@ -35,11 +36,9 @@ ORDER, CLIPS = "audio.order", "audio.clips"
 """Streams of random numbers: the order of an epoch's items; what is cut of a recording, and its caption's form."""
 PIECE = 64
 """Clips that one task of Ray Data reads."""
-SILENCE = float(np.log(1e-5))
-"""A log-mel spectrogram's value where there is no sound."""
 EVALUATED = 1920.0
 """Seconds of sound, at most, in a batch that is only embedded, unless one recording is longer: 64 of 30 s."""
-RATE = {"waveform": SAMPLE_RATE, "mel": SAMPLE_RATE // FRAME}
+RATE = {"waveform": SAMPLE_RATE, "mel": SAMPLE_RATE // HOP}
 """Samples or frames a second."""
 
 
@@ -262,14 +261,12 @@ def cut(stored: Array, clip: Clip, features: str) -> Array:
 def collate(sounds: Sequence[Array], clips: Sequence[Clip], captions: tuple[str, ...], features: str) -> Batch:
     """Join clips into a batch; silence follows the shorter ones."""
     lengths = [len(sound) for sound in sounds]
-    shape = (len(sounds), max(lengths), *sounds[0].shape[1:])
-    audio = np.full(shape, 0.0 if features == "waveform" else SILENCE, np.float32)
-    for row, sound in zip(audio, sounds, strict=True):
-        row[: len(sound)] = sound
+    padding = 0.0 if features == "waveform" else SILENCE
+    audio = pad_sequence([torch.from_numpy(sound.astype(np.float32)) for sound in sounds], True, padding)
     if features == "waveform":
         audio /= 32768
     return Batch(
-        audio=torch.from_numpy(audio),
+        audio=audio,
         lengths=torch.tensor(lengths),
         captions=captions,
         recording=torch.tensor([clip.recording for clip in clips]),

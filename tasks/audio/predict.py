@@ -7,11 +7,11 @@ scored in bounded memory.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
@@ -23,10 +23,8 @@ from retable.tasks.audio.config import SPLITS, Config, View, trained_on
 from retable.tasks.audio.data import RATE, bounded, queries
 from retable.tasks.audio.encoders.fingerprint import weights_fingerprint
 from retable.tasks.audio.metrics import Summaries, per_query, per_recording
+from retable.tasks.audio.model import DualEncoder, Encoders, load
 from retable.tasks.audio.world.generate import relevant
-
-if TYPE_CHECKING:
-    from retable.tasks.audio.model import DualEncoder, Encoders
 
 BLOCK = 1024
 """Captions of a shard."""
@@ -79,13 +77,6 @@ def block(shard: str) -> slice:
     return slice(number * BLOCK, (number + 1) * BLOCK)
 
 
-def load(config: Config, weights: Mapping[str, Tensor]) -> DualEncoder:
-    """Return a trained model in evaluation mode, on a GPU where there is one. Nothing is downloaded."""
-    from retable.tasks.audio.model import load as rebuild
-
-    return rebuild(config, weights).eval().to(best_device())
-
-
 def predict(config: Config, view: View, weights: Mapping[str, Tensor], source: Source, shard: str) -> dict[str, Array]:
     """Return `similarity`, the cosines of a block's captions and the split's recordings: float32 (queries, recordings).
 
@@ -111,7 +102,7 @@ def loaded(config: Config, weights: Mapping[str, Tensor]) -> tuple[str, DualEnco
         if config == last_config and has_weights(model, weights):
             return fingerprint, model
     LOADED.clear()  # before the next one takes memory
-    LOADED.append((config, weights_fingerprint(config, weights), load(config, weights)))
+    LOADED.append((config, weights_fingerprint(config, weights), load(config, weights).to(best_device())))
     return LOADED[0][1:]
 
 
@@ -148,9 +139,7 @@ def embed_audio(model: Encoders, recordings: Iterable[Array], features: str = "w
     device, found = device_of(model.parameters()), []
     for some in bounded(recordings, len, SECONDS * RATE[features]):
         lengths = torch.tensor([len(sound) for sound in some])
-        audio = torch.zeros(len(some), int(lengths.max()), *some[0].shape[1:])
-        for row, sound in zip(audio, some, strict=True):
-            row[: len(sound)] = torch.tensor(sound)
+        audio = pad_sequence([torch.tensor(sound) for sound in some], batch_first=True)
         found.append(model.embed_audio(audio.to(device), lengths.to(device), features).float().cpu().numpy())
     return np.concatenate(found)
 

@@ -21,7 +21,7 @@ from jaxtyping import Float16, Float32, Int16
 from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.config import BANDS, HOP, SAMPLE_RATE
 
 T = TypeVar("T")
 Waveform = Float32[np.ndarray, " samples"]
@@ -41,10 +41,7 @@ SHARD = 64 << 20
 """Bytes of sound in a shard, about."""
 GROUP = 1 << 20
 """Bytes of sound that are read at once to get at one recording, about."""
-FRAME = 320
-"""Samples from one frame of the mel spectrogram to the next."""
-BANDS = 128
-SECOND = {"waveform": 2 * SAMPLE_RATE, "mel": 2 * BANDS * SAMPLE_RATE // FRAME}
+SECOND = {"waveform": 2 * SAMPLE_RATE, "mel": 2 * BANDS * SAMPLE_RATE // HOP}
 """Bytes of a second of sound in memory."""
 OPEN = 16
 """Shards whose tables of contents are kept."""

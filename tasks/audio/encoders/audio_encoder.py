@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.config import SAMPLE_RATE, SHORTEST, Cnn14, Config, MeanMel, Passt
+from retable.tasks.audio.config import BANDS, HOP, SAMPLE_RATE, SHORTEST, Cnn14, Config, MeanMel, Passt
 from retable.tasks.audio.encoders import checkpoints, cnn14
 from retable.tasks.audio.encoders.cnn14 import Cnn14Network, PannsMel
-from retable.tasks.audio.encoders.mel import BANDS, HOP, SILENCE, Mel, draw_band, frames_of, mask, normalise
+from retable.tasks.audio.encoders.mel import SILENCE, Mel, draw_band, frames_of, mask, normalise
 from retable.tasks.audio.encoders.passt import PasstNetwork, columns_of, grid
 
 AT_ONCE = 64

@@ -13,12 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.config import BANDS, HOP, SAMPLE_RATE
 
-BANDS = 128
 FFT = 1024
-HOP = 320
-"""Samples between frames: 10 ms."""
 WINDOW = 800
 PRE_EMPHASIS = 0.97
 FLOOR = 1e-5

@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from retable.tasks.audio.config import Passt
-from retable.tasks.audio.encoders.mel import BANDS
+from retable.tasks.audio.config import BANDS, Passt
 
 PATCH = 16
 """Mel bands, and frames, of a patch."""

@@ -6,21 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from jaxtyping import Float32
-from torch import Tensor, nn
+from torch import nn
 
 from retable.platform.errors import UserError, words
 from retable.platform.train.worker import best_device
 from retable.tasks.audio.collect.files import Remarks, stream
 from retable.tasks.audio.config import SAMPLE_RATE, SHORTEST
+from retable.tasks.audio.model import Encoders
+from retable.tasks.audio.predict import embed_audio, embed_text
 from retable.tasks.audio.tools.embed.lexicon import Anchors
-
-if TYPE_CHECKING:
-    from retable.tasks.audio.model import Encoders
 
 Network = TypeVar("Network", bound=nn.Module)
 Waveform = Float32[np.ndarray, " samples"]
@@ -49,34 +47,14 @@ class Embedder:
     anchors: Anchors | None = None
     """What words are searched by that the model was not trained on; None where its file has none."""
 
-    @torch.inference_mode()
     def sounds(self, segments: Sequence[Waveform]) -> Float32[np.ndarray, "segments dimension"]:
         """Embed segments of sound at 32 kHz, none longer than `segment` seconds."""
-        vectors = [self._sounds(segments[start : start + BATCH]) for start in range(0, len(segments), BATCH)]
-        return np.concatenate([np.empty((0, self.dimension), np.float32), *vectors])
+        return embed_audio(self.network, segments)
 
-    def _sounds(self, segments: Sequence[Waveform]) -> Float32[np.ndarray, "segments dimension"]:
-        lengths = torch.tensor([len(segment) for segment in segments])
-        audio = torch.zeros(len(segments), round(self.segment * SAMPLE_RATE))
-        for row, segment in zip(audio, segments, strict=True):
-            row[: len(segment)] = torch.from_numpy(segment)
-        return _array(self.network.embed_audio(audio.to(self._device), lengths.to(self._device), "waveform"))
-
-    @torch.inference_mode()
     def words(self, captions: Sequence[str]) -> Float32[np.ndarray, "captions dimension"]:
         """Embed captions."""
-        blocks = (captions[start : start + BATCH] for start in range(0, len(captions), BATCH))
-        found = [_array(self.network.embed_text(block)) for block in blocks]
-        vectors = np.concatenate([np.empty((0, self.dimension), np.float32), *found])
+        vectors = embed_text(self.network, captions) if captions else np.empty((0, self.dimension), np.float32)
         return self.anchors.blend(captions, vectors) if self.anchors else vectors
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.network.parameters()).device
-
-
-def _array(vectors: Tensor) -> Float32[np.ndarray, "rows dimension"]:
-    return vectors.float().cpu().numpy()
 
 
 def pieces(path: Path, segment: float, remarks: Remarks, hop: float | None = None) -> Iterator[tuple[float, Waveform]]:
