@@ -61,15 +61,15 @@ def test_captions_are_those_of_the_column_of_that_name(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no column 'caption'"),
-        (b"text\nrain\n", "no column 'caption' but text"),
+        (b"", "no column caption; it has none"),
+        (b"text\nrain\n", "no column caption; it has text"),
         (b"caption\n", "no captions"),
         (b"caption,n\nrain,1\n ,2\n", "caption 2 is empty"),
         (b"n,caption\n1,rain\n2\n", "caption 2 is empty"),
         ("caption\nit’s rain\n".encode() + b"it\x92s rain\n", r"line 3: the byte 0x92 is no UTF-8"),
-        (b"caption\nrain\na dog barks, and then rain falls\n", r"line 3 has more cells than the header; put a caption"),
+        (b"caption\nrain\na dog barks, and then rain falls\n", "line 3 has more cells than the header; put text that"),
         (b"n,caption\n1,rain\n2,a dog, barking\n", r"line 3 has more cells than the header"),
-        (b'caption\n"rain\n', "no CSV file"),
+        (b'caption\n"rain\n', "not a CSV file"),
     ],
 )
 def test_captions_that_cannot_be_read_are_one_line(tmp_path, content, reason):

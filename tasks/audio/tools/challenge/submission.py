@@ -12,20 +12,17 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
+from retable.tasks.audio.collect import layouts
 from retable.tasks.audio.collect.files import Remarks, decode, is_sound
-from retable.tasks.audio.collect.text import read_text
 from retable.tasks.audio.config import SAMPLE_RATE
+from retable.tasks.audio.model import Encoders
 from retable.tasks.audio.predict import embed_audio, embed_text
-
-if TYPE_CHECKING:
-    from retable.tasks.audio.model import Encoders
 
 RANKS = 10
 """Recordings that are named for a caption."""
@@ -41,31 +38,12 @@ def read_captions(path: Path) -> list[str]:
     Raises:
         UserError: where there is no such file or column, no caption, or an empty one.
     """
-    lines = _numbered(path)
-    header = [cell.strip() for cell in lines[0][1]] if lines else []
-    if "caption" not in header:
-        raise UserError(f"{path}: has no column 'caption' but {', '.join(header) or 'nothing'}; name it so")
-    column = header.index("caption")
-    for number, row in lines:
-        if any(cell.strip() for cell in row[len(header) :]):
-            raise UserError(
-                f"{path}: line {number} has more cells than the header; put a caption that holds ',' into double quotes"
-            )
-    captions = [row[column].strip() if column < len(row) else "" for _, row in lines[1:]]
+    captions = [row["caption"].strip() for row in layouts.rows(path, ["caption"])]
     if not captions:
         raise UserError(f"{path}: holds no captions")
     if "" in captions:
         raise UserError(f"{path}: caption {captions.index('') + 1} is empty; fill it or remove its line")
     return captions
-
-
-def _numbered(path: Path) -> list[tuple[int, list[str]]]:
-    """Return the lines of a CSV that are not blank, with their numbers."""
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
-    try:
-        return [(reader.line_num, row) for row in reader if row]
-    except csv.Error as error:
-        raise UserError(f"{path}: no CSV file: line {reader.line_num}: {error}") from error
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
