@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,32 +60,25 @@ class Exported:
         Raises:
             UserError: where the weights are of another model, or there is no such device.
         """
-        made = open_weights(
-            self.config, self.weights, self.source, str(self.about.get("scale", "")), device, words_alone
-        )
+        from retable.tasks.audio.model import DualEncoder, check, load, load_words
+
+        def network() -> DualEncoder:
+            if words_alone:
+                return load_words(self.config, self.weights)
+            check(self.config, self.weights)
+            return load(self.config, self.weights)
+
         score = self.about.get("score")
-        return replace(made, score=score if isinstance(score, dict) else {}, anchors=self.anchors)
-
-
-def open_weights(
-    config: Config,
-    weights: Mapping[str, Tensor],
-    source: str,
-    scale: str,
-    device: str,
-    words_alone: bool = False,
-) -> Embedder:
-    """Return what embeds by a run's weights, or a file's; see `Embedder` and `Exported.embedder`."""
-    from retable.tasks.audio.model import DualEncoder, check, load, load_words
-
-    def network() -> DualEncoder:
-        if words_alone:
-            return load_words(config, weights)
-        check(config, weights)
-        return load(config, weights)
-
-    made, fingerprint = placed(network, device, source), weights_fingerprint(config, weights)
-    return Embedder(config.segment, config.projection, made, fingerprint, source, scale)
+        return Embedder(
+            segment=self.config.segment,
+            dimension=self.config.projection,
+            network=placed(network, device, self.source),
+            fingerprint=self.fingerprint,
+            source=self.source,
+            scale=str(self.about.get("scale", "")),
+            score=score if isinstance(score, dict) else {},
+            anchors=self.anchors,
+        )
 
 
 def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:

@@ -134,13 +134,6 @@ class RetrievalLearner:
             vectors: tuple[Tensor, Tensor] = model(*chunk)
         return vectors
 
-    def share_buffers(self) -> None:
-        """Average running statistics (CNN14's) over the workers: each has seen its own share of the batches.
-
-        That happens at the end of an epoch; a checkpoint within one has the first worker's.
-        """
-        self.worker.average_buffers(self.model)
-
     @torch.no_grad()
     def embed_audio(self, batch: Any) -> Tensor:
         """Embed a batch's recordings in evaluation mode."""
@@ -210,7 +203,9 @@ def validate(learner: RetrievalLearner, data: Any) -> list[dict[str, float]]:
     The loss is training's, over batches of the same size, so that the two can be compared. Nothing where the data set
     has no validation recordings, or they were trained on.
     """
-    learner.share_buffers()
+    # Running statistics (CNN14's): each worker has seen its own share of the batches. They are averaged at the end of
+    # an epoch; a checkpoint within one has the first worker's.
+    learner.worker.average_buffers(learner.model)
     queries = data.queries("validation")
     if not queries:
         return [{}]

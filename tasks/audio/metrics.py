@@ -161,22 +161,13 @@ def merge(parts: Sequence[Ties]) -> Ties:
     return tie_groups(value, relevant, parts[0].value.shape[1], count)
 
 
-@dataclass(frozen=True)
-class Places:
-    """Of each query and rank: the group that holds the rank. All int (queries, depth)."""
+def places(ties: Ties, depth: int) -> tuple[Array, Array, Array, Array]:
+    """Return which group holds each rank up to `depth`; ranks beyond the last item get one with nothing relevant.
 
-    count: Array
-    """Items of the group."""
-    relevant: Array
-    """Relevant ones."""
-    earlier: Array
-    """Relevant items of the groups before."""
-    place: Array
-    """The rank's place in the group, from 1."""
-
-
-def places(ties: Ties, depth: int) -> Places:
-    """Say which group holds each rank up to `depth`; ranks beyond the last item get a group with nothing relevant."""
+    Returns:
+        Of each query and rank, all int (queries, depth): the items of the group, the relevant ones among them, the
+        relevant items of the groups before, and the rank's place in the group, from 1.
+    """
     rank = np.arange(1, depth + 1)
     end, hits = (
         np.pad(np.cumsum(numbers, axis=1, dtype=np.int64), ((0, 0), (1, 0))) for numbers in (ties.count, ties.relevant)
@@ -184,7 +175,7 @@ def places(ties: Ties, depth: int) -> Places:
     group = (end[:, None, 1:] < rank[:, None]).sum(axis=2)
     count, relevant = (np.pad(numbers, ((0, 0), (0, 1))) for numbers in (ties.count, ties.relevant))
     taken = [np.take_along_axis(numbers, group, axis=1) for numbers in (count, relevant, hits, end)]
-    return Places(taken[0], taken[1], taken[2], rank - taken[3])
+    return taken[0], taken[1], taken[2], rank - taken[3]
 
 
 def average_precision(ties: Ties, relevant: Int[Array, " queries"], depth: int) -> Float[Array, " queries"]:
@@ -201,10 +192,10 @@ def average_precision(ties: Ties, relevant: Int[Array, " queries"], depth: int) 
     Source of the expectation: McSherry and Najork 2008, *Computing information retrieval performance measures
     efficiently in the presence of tied scores*, section 2.3.
     """
-    at = places(ties, depth)
-    probability = at.relevant / np.maximum(at.count, 1)
-    beside = (at.place - 1) * (at.relevant - 1) / np.maximum(at.count - 1, 1)
-    precision = probability * (at.earlier + 1 + beside) / np.arange(1, depth + 1)
+    count, hits, earlier, place = places(ties, depth)
+    probability = hits / np.maximum(count, 1)
+    beside = (place - 1) * (hits - 1) / np.maximum(count - 1, 1)
+    precision = probability * (earlier + 1 + beside) / np.arange(1, depth + 1)
     divided: Array = np.divide(precision.sum(axis=1), relevant, out=np.full(len(relevant), np.nan), where=relevant > 0)
     return divided
 
@@ -214,9 +205,9 @@ def any_recall(ties: Ties, relevant: Int[Array, " queries"], k: int) -> Float[Ar
 
     Not a number for queries without a relevant item (`relevant` counts them all).
     """
-    at = places(ties, k)
-    left = np.maximum(at.count - at.place + 1, 1)
-    missed = np.where(at.relevant == 0, 1, np.clip(left - at.relevant, 0, None) / left)
+    count, hits, _, place = places(ties, k)
+    left = np.maximum(count - place + 1, 1)
+    missed = np.where(hits == 0, 1, np.clip(left - hits, 0, None) / left)
     return np.where(relevant > 0, 1 - missed.prod(axis=1), np.nan)
 
 

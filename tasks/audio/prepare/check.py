@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from retable.platform.console import counted
@@ -18,16 +17,6 @@ from retable.tasks.audio.collect.recordings import AudioShards, Recording, diges
 from retable.tasks.audio.prepare.importer import THREADS
 
 AGAIN = "make or import it again"
-
-
-@dataclass(frozen=True)
-class Sound:
-    """What a check remembers of a sound."""
-
-    defect: str
-    """What is wrong; "" where nothing is."""
-    digest: str
-    """Equal for equal sounds; "" where it cannot be decoded."""
 
 
 def check(where: Storage | Path, show: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
@@ -73,17 +62,17 @@ def _entries(path: Path) -> list[Entry]:
 def _check_entries(entries: Sequence[Entry], show: Callable[[int, int], None]) -> Iterator[str]:
     first: dict[str, Entry] = {}
     with ThreadPoolExecutor(THREADS) as pool:
-        heard = zip(entries, pool.map(_listen, entries), strict=True)
-        for entry, sound in counted(heard, show, len(entries)):
+        heard = zip(entries, pool.map(listen, entries), strict=True)
+        for entry, (defect, content) in counted(heard, show, len(entries)):
             name = str(entry.path or entry.file)
-            if sound.defect:
-                yield f"{name}: {sound.defect}"
+            if defect:
+                yield f"{name}: {defect}"
             if entry.remark:
                 yield f"{name}: {entry.remark}"
             if not entry.captions:
                 yield f"{name}: no caption; write one, or take it out of the table"
-            if sound.digest:
-                other = first.setdefault(sound.digest, entry)
+            if content:
+                other = first.setdefault(content, entry)
                 if other is not entry:
                     yield f"{name}: the same sound as {other.path}{_across(entry.split, other.split)}; remove one"
     yield from _overlaps([(entry.source, entry.split, entry.file) for entry in entries])
@@ -93,25 +82,17 @@ def _across(one: str, other: str) -> str:
     return f", of the {other} set" if one != other else ""
 
 
-def _listen(entry: Entry) -> Sound:
+def listen(entry: Entry) -> tuple[str, str]:
+    """Return what is wrong with a recording, and a digest that equal sounds share; "" where there is none."""
     if entry.path is None:
-        return Sound("missing; put it back, or take it out of the table", "")
-    try:
-        return listen(entry.path)
-    except UserError as error:
-        return Sound(str(error).removeprefix(f"{entry.path}: "), "")
-
-
-def listen(path: Path) -> Sound:
-    """Decode a file as a stream, and return what is wrong with it.
-
-    Raises:
-        UserError: where it cannot be decoded.
-    """
+        return "missing; put it back, or take it out of the table", ""
     hashed, remarks = hashlib.sha256(), Remarks()
-    for block in stream(path, remarks):
-        hashed.update(encode(block).tobytes())
-    lines, remedy = remarks.lines(), ""
+    try:
+        for block in stream(entry.path, remarks):
+            hashed.update(encode(block).tobytes())
+    except UserError as error:
+        return str(error).removeprefix(f"{entry.path}: "), ""
+    remedy = ""
     if remarks.is_damaged():
         remedy = "; get it again"
     elif remarks.defect():
@@ -119,7 +100,7 @@ def listen(path: Path) -> Sound:
     elif remarks.mislabelled:
         remedy = "; rename it"
     is_whole = not (remarks.is_damaged() or remarks.defect())
-    return Sound("; ".join(lines) + remedy, hashed.hexdigest() if is_whole else "")
+    return "; ".join(remarks.lines()) + remedy, hashed.hexdigest() if is_whole else ""
 
 
 def _overlaps(listed: Sequence[tuple[str, str, str]]) -> Iterator[str]:

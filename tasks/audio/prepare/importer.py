@@ -127,7 +127,7 @@ def import_entries(
     if not found:
         more = f"; the first: {broken[0]}" if broken else ""
         raise UserError(f"{name}: none of {len(entries)} recordings can be imported{more}")
-    items = [_item(number, entry, _claimed(entry, seconds)) for number, (entry, seconds) in enumerate(found)]
+    items = [_item(number, entry, seconds) for number, (entry, seconds) in enumerate(found)]
     if old:
         place.write_json(BEFORE, old)
     with progress_bar(f"importing {name}") as show:
@@ -216,12 +216,6 @@ def _seconds(entry: Entry) -> float | str:
     return 0.0 if said.is_guess else said.seconds
 
 
-def _claimed(entry: Entry, seconds: float) -> float:
-    """Return how long a recording counts as when shards are planned: by its bytes where its header does not know."""
-    assert entry.path is not None
-    return min(seconds or entry.path.stat().st_size / SLOWEST, LONGEST)
-
-
 def load(path: Path) -> Decoded:
     """Return a file's sound, at most its first 300 s, and what is odd about it.
 
@@ -236,7 +230,7 @@ def load(path: Path) -> Decoded:
 
 
 def _item(number: int, entry: Entry, seconds: float) -> Item:
-    """Return a recording and what decodes it."""
+    """Return a recording and what decodes it; its bytes say how long it counts as where its header does not know."""
     assert entry.path is not None
     recording = Recording(
         recording=number,
@@ -244,7 +238,7 @@ def _item(number: int, entry: Entry, seconds: float) -> Item:
         corpus=entry.corpus,
         split=entry.split,
         source=entry.source,
-        seconds=seconds,
+        seconds=min(seconds or entry.path.stat().st_size / SLOWEST, LONGEST),
         captions=entry.captions,
         keywords=entry.keywords,
         rewrites=((),) * len(entry.captions),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform.errors import UserError, disk_errors
+from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect.recordings import Recording
 from retable.tasks.audio.rewrite.prompts import WANTED, parse, words
 
@@ -69,11 +70,7 @@ def read(path: Path) -> list[Variation]:
 def write(path: Path, variations: Sequence[Variation]) -> None:
     """Write variations in the published form, the whole file at once."""
     text = json.dumps([asdict(each) for each in variations], indent=1) + "\n"
-    with disk_errors(str(path)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writing = path.with_name(f".writing-{path.name}")
-        writing.write_text(text, encoding="utf-8")
-        writing.replace(path)
+    Storage.open(path.absolute().parent).write(path.name, text)
 
 
 def fill(recordings: Sequence[Recording], variations: Sequence[Variation]) -> tuple[list[Recording], int]:

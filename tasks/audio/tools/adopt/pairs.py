@@ -49,11 +49,6 @@ UNUSED = ("audio_token", "posencode.", "timing_tau", "loss.")
 """Tensors that a `salsa` checkpoint has whether or not its model uses them; what does use them is refused."""
 
 
-def is_pair(tensors: Mapping[str, Tensor]) -> bool:
-    """Say whether tensors are a pair of encoders of a known layout."""
-    return any(name.endswith(ANCHOR) for name in tensors)
-
-
 def read_foreign(
     file: Path, text: str = "", part: str = "", say: Callable[[str], None] = lambda line: None
 ) -> Exported | Clap:
@@ -95,7 +90,7 @@ def read_pair(
     tensors = read_tensors(Path(name), data, KNOWN, ANCHOR, clap_files.ANCHOR)
     if clap_files.ANCHOR in tensors:
         return clap_files.read_laion(tensors, data, name, text)
-    if not is_pair(tensors):
+    if not any(key.endswith(ANCHOR) for key in tensors):
         raise UserError(f"{name}: no pair of encoders; {KNOWN}")
     try:
         config, parts = split(tensors, part, lambda line: say(f"{name}: {line}"))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -61,11 +60,8 @@ def mark(index: Index, words: str, hit: Hit, good: bool) -> None:
     line = json.dumps(asdict(Mark(" ".join(words.split()), content, hit.offset, good)), ensure_ascii=False) + "\n"
     path = index.out / MARKS
     with disk_errors(str(path)):
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            os.write(file, line.encode())  # one call: lines of several writers do not mix
-        finally:
-            os.close(file)
+        with path.open("ab", buffering=0) as file:
+            file.write(line.encode())  # one call: lines of several writers do not mix
 
 
 def read_marks(index: Index) -> list[Mark]:

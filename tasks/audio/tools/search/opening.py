@@ -12,7 +12,7 @@ from retable.platform.models import export as exported
 from retable.platform.models import zoo
 from retable.platform.store.storage import Storage
 from retable.platform.store.weights import metadata, read_bytes
-from retable.tasks.audio.export import open_weights, read_export
+from retable.tasks.audio.export import Exported, read_export
 from retable.tasks.audio.tools.adopt.pairs import read_pair
 from retable.tasks.audio.tools.embed.embedder import Embedder
 
@@ -46,8 +46,8 @@ def open_embedder(
     if not re.fullmatch("[0-9a-f]+|latest", name):
         raise UserError(f"model {name}: no such file, no run, and none of the zoo's: {', '.join(shipped)}")
     run = api.load(name, storage, task="audio")
-    scale = exported.scale_of(run)
-    return open_weights(run.config, run.weights(), run.fingerprint, scale, device, words_alone)
+    about = {"scale": exported.scale_of(run)}
+    return Exported(about, run.config, run.weights(), run.fingerprint).embedder(device, words_alone)
 
 
 def check_scale(embedder: Embedder, anyway: bool) -> None:
