@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.lib import format as npy
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
@@ -25,6 +26,8 @@ from retable.tasks.weather.w4c.preprocess import CHANNELS
 SUFFIXES = (".npz", ".h5", ".hdf5")
 NAME = "images"
 """What the array is called in a file of NumPy's; an entry `region` may stand beside it."""
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+"""What reads the header of an array's file, by the version of its format; later ones hold no plain numbers."""
 REGION = re.compile(r"[a-z]+_\d+(?=\.)")
 """A region at the beginning of a file's name, as the competition's and imported ones have them."""
 NOT_NAMED = "not named"
@@ -133,14 +136,18 @@ def read(source: Path, wanted: tuple[int, int, int]) -> tuple[Array, str]:
             return read_hdf5(data, slice(None)), ""
     try:
         with np.load(source, allow_pickle=False) as arrays:
-            images: Array = arrays[NAME]
-            region = str(arrays["region"]) if "region" in arrays else ""
+            with arrays.zip.open(f"{NAME}.npy") as file:
+                shape, _, kind = HEADERS[npy.read_magic(file)](file)
+            if kind.kind not in "iuf":
+                raise UserError(f"{source}: `{NAME}` holds {kind}; wanted are numbers")
+            check_shape(source, shape, wanted)  # before reading, as above
+            with np.errstate(over="ignore"):  # infinite numbers count as missing
+                images: Array = arrays[NAME].astype(np.float32)
+            return images, str(arrays["region"]) if "region" in arrays else ""
+    except UserError:
+        raise
     except Exception as error:  # zlib, zipfile and NumPy's reader of headers raise anything on broken bytes
         raise UserError(f"{source}: no npz file that holds an array `{NAME}`, or a broken one") from error
-    if images.dtype.kind not in "iuf":
-        raise UserError(f"{source}: `{NAME}` holds {images.dtype}; wanted are numbers")
-    check_shape(source, images.shape, wanted)
-    return images.astype(np.float32), region
 
 
 def check_shape(source: Path, shape: tuple[int, ...], wanted: tuple[int, int, int]) -> None:

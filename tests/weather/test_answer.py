@@ -1,6 +1,7 @@
 """`retable predict weather`: the example that comes with the task, and regions that the forecaster never saw."""
 
 import io
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,11 +62,12 @@ def test_other_shapes_are_refused_before_they_are_read(model, tmp_path, monkeypa
     path = tmp_path / f"a{suffix}"
     if suffix == ".npz":
         np.savez(path, images=np.zeros(shape))
+        monkeypatch.delattr(np.lib.npyio.NpzFile, "__getitem__") if shape[1:] != (11, 36, 36) else None
     else:
         with h5py.File(path, "w") as file:
             file["REFL-BT"] = np.zeros(shape)
         monkeypatch.delattr(answer, "read_hdf5") if shape[1:] != (11, 36, 36) else None
-    with pytest.raises(UserError, match="shape"):
+    with pytest.raises(UserError, match=r"(a\.(npz|h5): |^satellite).*\bshape \("):
         answered(model, path)
 
 
@@ -91,6 +93,40 @@ def test_the_region_is_the_longest_name_that_a_files_name_begins_with(tmp_path, 
         return
     with h5netcdf.File(io.BytesIO(ask(tmp_path / name))) as file:
         assert file.attrs["region"] == ("north_sea" if "sea" in name else "north")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_numbers_beyond_float32_are_missing_ones(model, tmp_path, suffix):
+    images = np.load(EXAMPLE)["images"].astype(np.float64)
+    images[:, 2, :5, :5] = np.nan
+    expected = model.steps(images[None].astype(np.float32), "roxi_0004")
+    images[:, 2, :5, :5] = 1e300
+    if suffix == ".npz":
+        np.savez(tmp_path / "a.npz", images=images)
+    else:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["REFL-BT"] = images
+    assert np.array_equal(answered(model, tmp_path / f"a{suffix}"), expected)
+
+
+@pytest.mark.parametrize("about", ["no array of the name", "text", "an array beside a zip", "another version"])
+def test_an_npz_without_numbers_is_one_line(model, tmp_path, about):
+    path = tmp_path / "a.npz"
+    if about == "no array of the name":
+        np.savez(path, others=np.zeros((4, 11, 36, 36)))
+    elif about == "text":
+        np.savez(path, images=np.full((4, 11, 36, 36), "x"))
+    elif about == "an array beside a zip":
+        with zipfile.ZipFile(path, "w") as folder:
+            folder.writestr("images", b"no array")
+    else:
+        with zipfile.ZipFile(path, "w") as folder, folder.open("images.npy", "w") as file:
+            np.lib.format.write_array(file, np.zeros((4, 11, 36, 36)), version=(2, 0))
+        assert answered(model, path).shape == (1, 32, 36, 36)
+        return
+    with pytest.raises(UserError, match=r"holds <U1; wanted are numbers|no npz file that holds an array") as caught:
+        answered(model, path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["boxi_0034.test.reflbt0.ns.h5", "roxi_0008.h5", "afternoon.h5", "afternoon.npz"])

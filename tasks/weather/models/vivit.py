@@ -105,10 +105,6 @@ class VivitForecaster(nn.Module):
     """Reads T satellite images of `size` x `size` pixels and gives L logits for each pixel of the same grid.
 
     Images are brought to the next multiple of the patch by nearest neighbours, as in the reference.
-
-    Raises:
-        UserError: where `model.heads` does not divide `model.dim`.
-
     """
 
     def __init__(self, model: Vivit, size: int, inputs: int, forecast: int) -> None:

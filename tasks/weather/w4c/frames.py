@@ -84,6 +84,7 @@ def check_filters(path: Path, data: h5py.Dataset) -> None:
             raise UserError(f"{path}: is compressed by HDF5's {missing}, which is not here; pip install hdf5plugin")
 
 
+@np.errstate(over="ignore")  # numbers beyond float32 are infinite, which counts as missing
 def read_hdf5(data: h5py.Dataset, rows: slice) -> Array:
     """Return rows of an open data set as float32; packed numbers are unpacked as netCDF's conventions say.
 
