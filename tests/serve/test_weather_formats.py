@@ -43,6 +43,12 @@ def test_broken_images_are_a_problem_and_nothing_else(kind, tmp_path, monkeypatc
     assert answered < 1000 and not list(tmp_path.iterdir())
 
 
+def test_numbers_beyond_float32_are_infinite_without_a_word():
+    file = io.BytesIO()
+    np.savez(file, images=np.full(SHAPE, 1e300))
+    assert np.isinf(weather.images_of(file.getvalue(), SHAPE)).all()
+
+
 def test_netcdf_holds_the_forecast_and_its_times_where_they_are_known():
     for time in (FORECAST.time, None):
         made = maps.Forecast(STEPS, "boxi_0015", "a test", time)
