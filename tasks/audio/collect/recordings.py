@@ -435,8 +435,8 @@ class AudioShards:
         Raises:
             UserError: where the shard is missing or broken.
         """
-        name = self._files[int(np.searchsorted(self._starts, recording, "right")) - 1]
-        row = recording - int(self._starts[self._files.index(name)])
+        shard = int(np.searchsorted(self._starts, recording, "right")) - 1
+        row = recording - int(self._starts[shard])
 
         def read(file: pq.ParquetFile, ends: Array) -> Array:
             group = int(np.searchsorted(ends, row, "right"))
@@ -446,7 +446,7 @@ class AudioShards:
                 raise IndexError(recording)
             return np.frombuffer(table["audio"][place].as_buffer(), self._type)
 
-        return self._reading(name, read)
+        return self._reading(self._files[shard], read)
 
     def all_of(self, name: str) -> tuple[list[int], list[Array]]:
         """Return the numbers of a shard's recordings and what is stored of each; see `stored`.
