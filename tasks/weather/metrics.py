@@ -9,7 +9,7 @@ Arrays, with n sequences of L lead times on S x S pixels of 2 km:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -151,6 +151,13 @@ def iou(counts: Array) -> Array:
     return ratio(hits, hits + counts[..., 1] + counts[..., 2], 0.0)
 
 
+def iou_by_threshold(steps: Array) -> Array:
+    """Return the IoU at each of `THRESHOLDS` of pixels by step, dry and rainy (..., 201, 2): (..., 199)."""
+    above = steps[..., ::-1, :].cumsum(axis=-2)[..., ::-1, :]  # at or above a step
+    hits, either = above[..., 1], above[..., 0] + above[..., :1, 1]
+    return ratio(hits, either, 0.0)[..., 1:STEPS]
+
+
 def best_threshold(histograms: Sequence[Array]) -> float:
     """Return the threshold, of 0.005, 0.010, ... 0.995, with the best IoU over all pixels of some histograms.
 
@@ -161,8 +168,7 @@ def best_threshold(histograms: Sequence[Array]) -> float:
 
     """
     pooled = sum(table.reshape(-1, STEPS + 1, 2).sum(axis=0, dtype=np.int64) for table in histograms)
-    scores = [iou(confusion(np.asarray(pooled), step / STEPS)) for step in range(1, STEPS)]
-    return (1 + int(np.argmax(scores))) / STEPS
+    return (1 + int(np.argmax(iou_by_threshold(np.asarray(pooled))))) / STEPS
 
 
 def best_thresholds(histograms: Sequence[Array]) -> Array:
@@ -375,9 +381,7 @@ def iou_batched(counts: Iterable[Array], batch: int) -> float:
     return float(np.average(iou(np.add.reduceat(sequences, starts)), weights=sizes))
 
 
-def paired_difference(
-    a: Counts | Sequence[Counts], b: Counts | Sequence[Counts], draws: int = 2000, seed: int = 0
-) -> Estimate:
+def paired_difference(a: Sequence[Counts], b: Sequence[Counts], draws: int = 2000, seed: int = 0) -> Estimate:
     """Return by how much the headline IoU of `a` exceeds that of `b`, with a 95 % paired bootstrap interval.
 
     Args:
@@ -395,54 +399,50 @@ def paired_difference(
 
     """
     difference, drawn = [], []
-    for whole, resampled in drawn_anew(as_list(a), as_list(b), draws, seed):
+    for whole, resampled in drawn_anew(side_by_side(a, b), draws, seed):
         difference.append(np.subtract(*np.moveaxis(iou(whole), -1, 0)))
         drawn.append(np.subtract(*np.moveaxis(iou(resampled), -1, 0)))
     return bootstrap_of(np.mean(difference, axis=0), np.mean(drawn, axis=0).mean(axis=1))
 
 
-def drawn_anew(a: Sequence[Counts], b: Sequence[Counts], draws: int, seed: int) -> Iterator[tuple[Array, Array]]:
-    """Yield, shard by shard, sums over the sequences, and sums over sequences drawn anew, of two forecasts.
+def drawn_anew(tables: Mapping[str, Array], draws: int, seed: int) -> Iterator[tuple[Array, Array]]:
+    """Yield, shard by shard, sums over the sequences, and sums over sequences drawn anew.
 
     Args:
-        a: what is summed of each sequence, (n, k) for each shard; of each training seed.
-        b: the same of another forecast of the same sequences.
+        tables: what is summed of each sequence, (training seeds, sequences, ...) for each shard.
         draws: how often to resample.
-        seed: of the resampling.
+        seed: of the resampling; equal seeds draw alike.
 
     Yields:
-        float64 (training seeds, 2, k) and (draws, training seeds, 2, k); drawn alike for all of them.
+        float64 (training seeds, ...) and (draws, training seeds, ...).
 
-    Raises ValueError where forecasts differ in seeds, shards or sequences.
-    """
-    pairs = list(zip(a, b, strict=True))
-    shards = list(pairs[0][0])
-    if any(set(side) != set(shards) for pair in pairs for side in pair):
-        raise ValueError("the forecasts are not of the same shards")
-    times = times_drawn(draws, seed)
-    for shard in shards:
-        sides = np.stack([[side[shard] for side in pair] for pair in pairs]).astype(np.float64)
-        yield sides.sum(axis=2), np.tensordot(times(shard, sides.shape[2]), sides, axes=(1, 2))
-
-
-def times_drawn(draws: int, seed: int) -> Callable[[str, int], Array]:
-    """Return what gives how often each of a shard's sequences is drawn, with replacement: float64 (draws, sequences).
-
-    As many are drawn as there are. The regions of a split and year are drawn alike where they have as many sequences:
-    in the competition's data, local hold-outs and imports those are of the same hours, so that one weather is in all.
+    As many are drawn, with replacement, as there are. The regions of a split and year are drawn alike where they have
+    as many sequences: in the competition's data, local hold-outs and imports those are of the same hours, so that one
+    weather is in all.
 
     Audio's bootstrap draws one by one, which takes other numbers from the same generator: with one way of drawing for
     both, the published intervals of one of them would change.
     """
     random, drawn = generator(seed, "weather.bootstrap"), dict[tuple[str, int], Array]()
+    for shard, table in tables.items():
+        numbers, count = table.astype(np.float64), table.shape[1]
+        alike = shard.rpartition("/")[0], count
+        if alike not in drawn:
+            drawn[alike] = random.multinomial(count, np.full(count, 1 / count), size=draws).astype(np.float64)
+        yield numbers.sum(axis=1), np.tensordot(drawn[alike], numbers, axes=(1, 1))
 
-    def times(shard: str, sequences: int) -> Array:
-        of = shard.rpartition("/")[0], sequences
-        if of not in drawn:
-            drawn[of] = random.multinomial(sequences, np.full(sequences, 1 / sequences), size=draws).astype(np.float64)
-        return drawn[of]
 
-    return times
+def side_by_side(a: Sequence[Counts], b: Sequence[Counts]) -> dict[str, Array]:
+    """Return two forecasts' tables (sequences, k) as one for each shard: (training seeds, sequences, 2, k).
+
+    Raises:
+        ValueError: where the forecasts differ in seeds, shards or sequences.
+    """
+    pairs = list(zip(a, b, strict=True))
+    shards = list(pairs[0][0])
+    if any(set(side) != set(shards) for pair in pairs for side in pair):
+        raise ValueError("the forecasts are not of the same shards")
+    return {shard: np.stack([np.stack([side[shard] for side in pair], axis=1) for pair in pairs]) for shard in shards}
 
 
 def squared_errors(summaries: Summaries, probabilities: Array = MIDDLES) -> dict[str, Array]:
@@ -469,14 +469,9 @@ def paired_brier(a: Sequence[Counts], b: Sequence[Counts], draws: int = 2000, se
 
     Drawn as `paired_difference` does; the pixels of all shards count together, as in `calibration`.
     """
-    sums = (np.sum(parts, axis=0) for parts in zip(*drawn_anew(a, b, draws, seed), strict=True))
+    sums = (np.sum(parts, axis=0) for parts in zip(*drawn_anew(side_by_side(a, b), draws, seed), strict=True))
     difference, resampled = (np.subtract(*np.moveaxis(pair[..., 0] / pair[..., 1], -1, 0)) for pair in sums)
     return bootstrap_of(difference, resampled.mean(axis=1))
-
-
-def as_list(counts: Counts | Sequence[Counts]) -> Sequence[Counts]:
-    """Return one mapping as a list of one."""
-    return [counts] if isinstance(counts, Mapping) else counts
 
 
 def difference_mask(train_frequency: Array, validation_frequency: Array) -> Array:

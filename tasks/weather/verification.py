@@ -64,18 +64,13 @@ def banded(
         draws: how often to resample.
         seed: of the resampling; forecasts of the same sequences are drawn alike.
     """
-    times = metrics.times_drawn(draws, seed)
-    whole, drawn = [], []
-    for shard, table in tables.items():
-        numbers = table.astype(np.float64)
-        whole.append(numbers.sum(axis=1)[None])
-        drawn.append(np.tensordot(times(shard, table.shape[1]), numbers, axes=(1, 1)))
+    whole, drawn = zip(*metrics.drawn_anew(tables, draws, seed), strict=True)
 
     def read(parts: Sequence[Array]) -> Array:
         sums = [np.sum(parts, axis=0)] if pooled else parts
         return known_mean(np.stack([known_mean(score(part), 1) for part in sums]), 0)
 
-    value, samples = read(whole)[0], read(drawn)
+    value, samples = read([part[None] for part in whole])[0], read(drawn)
     single = all(table.shape[1] < 2 for table in tables.values())
     undefined = np.isnan(samples).all(axis=0) | single
     low, high = np.nanpercentile(np.where(undefined, 0, samples), [2.5, 97.5], axis=0)
@@ -90,13 +85,6 @@ def frequencies(bins: Array) -> Array:
 def shares(bins: Array) -> Array:
     """Return the shares of all pixels that bins of pixels, dry and rainy (..., bins, 2), hold: (..., bins)."""
     return metrics.ratio(bins.sum(axis=-1), bins.sum(axis=(-2, -1))[..., None], np.nan)
-
-
-def iou_by_threshold(steps: Array) -> Array:
-    """Return the IoU at each of `THRESHOLDS` of pixels by step, dry and rainy (..., 201, 2): (..., 199)."""
-    above = steps[..., ::-1, :].cumsum(axis=-2)[..., ::-1, :]  # at or above a step
-    hits, either = above[..., 1], above[..., 0] + above[..., :1, 1]
-    return metrics.ratio(hits, either, 0.0)[..., 1:STEPS]
 
 
 def brier(bins: Array) -> Array:
@@ -181,7 +169,7 @@ class Verification:
 
     def by_threshold(self) -> Band:
         """Return the IoU at each of `THRESHOLDS`, one for all places: (199,)."""
-        return banded(self.steps, iou_by_threshold)
+        return banded(self.steps, metrics.iou_by_threshold)
 
     def reliability(self) -> tuple[Band, Array, Band]:
         """Return how often it rained in each tenth of probability, the forecasts' mean there, and their share: (10,).

@@ -312,12 +312,12 @@ def test_paired_difference_is_the_headlines() -> None:
     _, second = three(80)
     thresholds = dict.fromkeys(SHARDS, 0.5)
     a, b = sequence_counts(first, thresholds), sequence_counts(second, thresholds)
-    difference, low, high = numbers(paired_difference(a, b, draws=200))
+    difference, low, high = numbers(paired_difference([a], [b], draws=200))
     assert difference == pytest.approx(scores(first, thresholds, 1)["iou"] - scores(second, thresholds, 1)["iou"])
     assert low < difference < high
-    assert numbers(paired_difference(b, a, draws=200)) == pytest.approx((-difference, -high, -low))
-    assert numbers(paired_difference(a, b, draws=200)) != numbers(paired_difference(a, b, draws=200, seed=1))
-    assert numbers(paired_difference(a, a)) == (0, 0, 0)
+    assert numbers(paired_difference([b], [a], draws=200)) == pytest.approx((-difference, -high, -low))
+    assert numbers(paired_difference([a], [b], draws=200)) != numbers(paired_difference([a], [b], draws=200, seed=1))
+    assert numbers(paired_difference([a], [a])) == (0, 0, 0)
 
 
 def test_paired_difference_is_a_naive_bootstrap_and_students_interval_of_the_seeds() -> None:
@@ -377,12 +377,12 @@ def test_one_weather_in_all_regions_is_drawn_once() -> None:
     one, _ = counts_with_noise(0, 0.04, n=60)
     same = next(iter(one.values()))
     worse = same - np.array([1, -1, -1]) * (np.arange(60)[:, None] % 5)
-    alone = numbers(paired_difference({"test/2019/a": same}, {"test/2019/a": worse}))
+    alone = numbers(paired_difference([{"test/2019/a": same}], [{"test/2019/a": worse}]))
     places = [f"test/2019/{region}" for region in "abcdefg"]
-    seven = numbers(paired_difference(dict.fromkeys(places, same), dict.fromkeys(places, worse)))
+    seven = numbers(paired_difference([dict.fromkeys(places, same)], [dict.fromkeys(places, worse)]))
     assert seven == pytest.approx(alone)
     years = [f"test/{year}/a" for year in range(2013, 2020)]
-    apart = numbers(paired_difference(dict.fromkeys(years, same), dict.fromkeys(years, worse)))
+    apart = numbers(paired_difference([dict.fromkeys(years, same)], [dict.fromkeys(years, worse)]))
     assert apart[2] - apart[1] < 0.5 * (alone[2] - alone[1])
 
 
@@ -392,9 +392,9 @@ def test_pairing_narrows_the_interval() -> None:
         rain, skill = random.gamma(2, 500, 60), random.random(60)  # some sequences are easy, for both forecasts
         for side, share in ((a, skill), (b, 0.95 * skill)):
             side[shard] = np.stack([rain * share, rain * (1 - share), rain * (1 - share)], axis=-1).astype(int)
-    _, low, high = numbers(paired_difference(a, b))
+    _, low, high = numbers(paired_difference([a], [b]))
     _, wide_low, wide_high = numbers(
-        paired_difference(a, {shard: random.permutation(table) for shard, table in b.items()})
+        paired_difference([a], [{shard: random.permutation(table) for shard, table in b.items()}])
     )
     assert wide_low < 0 < low < high < wide_high
     assert wide_high - wide_low > 5 * (high - low)
@@ -402,17 +402,18 @@ def test_pairing_narrows_the_interval() -> None:
 
 def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     truth = 0.54 / 1.46 - 1 / 3  # hits h of rain r, with r - h false alarms and misses: h / (2 r - h)
-    intervals = [numbers(paired_difference(*counts_with_noise(seed, 0.04), draws=400))[1:] for seed in range(100)]
+    pairs = [counts_with_noise(seed, 0.04) for seed in range(100)]
+    intervals = [numbers(paired_difference([a], [b], draws=400))[1:] for a, b in pairs]
     assert 88 <= sum(low <= truth <= high for low, high in intervals) <= 100
 
 
 def test_paired_difference_refuses_unlike_forecasts() -> None:
     a, b = counts_with_noise(0, 0.0)
     with pytest.raises(ValueError, match="shards"):
-        paired_difference(a, {shard: b[shard] for shard in SHARDS[:2]})
-    for other, said in (([b, b], "is longer"), ({shard: table[:9] for shard, table in b.items()}, "shape")):
+        paired_difference([a], [{shard: b[shard] for shard in SHARDS[:2]}])
+    for other, said in (([b, b], "is longer"), ([{shard: table[:9] for shard, table in b.items()}], "shape")):
         with pytest.raises(ValueError, match=said):
-            paired_difference(a, other)
+            paired_difference([a], other)
 
 
 def test_paired_difference_is_fast() -> None:
