@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from retable.platform.errors import UserError
@@ -29,7 +28,7 @@ from retable.tasks.weather.w4c.preprocess import (
     classify,
 )
 
-Read = Callable[[int], Array]
+Read = Callable[[slice], Array]
 
 SAMPLED = 16
 """Frames of a file whose values are looked at, evenly spread."""
@@ -118,7 +117,7 @@ def _layout_defects(root: Path, info: Mapping[str, Any], slots: Mapping[tuple[in
                 yield from _row_defects(full, len(data), count)
                 if info and info["files"].get(path) != file_digest(path, data):
                     yield f"{full}: not the file that dataset.json knows; put it back, or {remedy(info)}"
-                yield from _value_defects(full, kind, partial(_hdf5_frame, data), len(data))
+                yield from _value_defects(full, kind, partial(read_hdf5, data), len(data))
             except UserError as error:
                 yield str(error)
     if len(sizes) > 1:
@@ -161,23 +160,13 @@ def _row_defects(path: Path | str, rows: int, wanted: int | None) -> Iterator[st
         yield f"{path}: {rows} frames, but the CSV lists {wanted} ({many}); take file and CSV from one download"
 
 
-def _hdf5_frame(data: h5py.Dataset, row: int) -> Array:
-    frame: Array = read_hdf5(data, slice(row, row + 1))[0]
-    return frame
-
-
-def _parquet_frame(frames: Frames, kind: str, series: str, row: int) -> Array:
-    frame: Array = getattr(frames, "satellite" if kind == "satellite" else "rate")(series, row, row + 1)
-    return frame[0] if kind == "satellite" else frame
-
-
 def _value_defects(path: Path | str, kind: str, read: Read, rows: int) -> Iterator[str]:
-    """Yield what is wrong with values; `read(row)` returns a frame, (11, S, S) or (1, S, S)."""
+    """Yield what is wrong with values; `read(rows)` returns frames, (n, 11, S, S) or (n, 1, S, S)."""
     if not rows:
         yield f"{path}: no frames; {AGAIN}"
         return
     chosen = np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED)).round().astype(int))
-    frames = np.stack([read(int(row)) for row in chosen])
+    frames = np.concatenate([read(slice(row, row + 1)) for row in chosen.tolist()])
     names = CHANNELS if kind == "satellite" else ("rain rate",)
     flooded = (np.isnan(frames).mean(axis=(2, 3)) > FLOOD).sum(axis=0)
     for name, count in zip(names, flooded, strict=True):
@@ -245,6 +234,6 @@ def _parquet_defects(folder: Storage, info: Mapping[str, Any], slots: Mapping[tu
             name = f"{folder}: {series} {kind}"
             yield from _row_defects(name, rows[kind], count)
             try:
-                yield from _value_defects(name, kind, partial(_parquet_frame, frames, kind, series), rows[kind])
+                yield from _value_defects(name, kind, partial(frames.read, series, kind), rows[kind])
             except UserError as error:
                 yield str(error)

@@ -165,7 +165,7 @@ class Frames:
             IndexError: where the series has no such rows.
 
         """
-        return self._read(series, "satellite", start, stop)
+        return self.read(series, "satellite", slice(start, stop))
 
     def rate(self, series: str, start: int, stop: int) -> Array:
         """Return the rain rates `start`, ..., `stop - 1` of a series as they are in the file, float32 (n, S, S), mm/h.
@@ -177,16 +177,17 @@ class Frames:
             IndexError: where the series has no such rows.
 
         """
-        return self._read(series, "rain", start, stop)[:, 0]
+        return self.read(series, "rain", slice(start, stop))[:, 0]
 
-    def _read(self, series: str, kind: str, start: int, stop: int) -> Array:
+    def read(self, series: str, kind: str, rows: slice) -> Array:
+        """Return rows of a series' `kind`, `satellite` or `rain`, as the methods above do: (n, 11 or 1, S, S)."""
         if series not in self._series:
             raise UserError(f"{self._folder}/dataset.json: no series {series!r}; {REMEDY}")
-        rows = self._series[series][kind]
-        if rows is None:
+        start, stop, whole = rows.start, rows.stop, self._series[series][kind]
+        if whole is None:
             raise UserError(f"{self._folder}: {series} has no {kind} rates; choose another split, region or year")
-        if not 0 <= start <= stop <= rows:
-            raise IndexError(f"{series}: rows {start} to {stop} of {rows}")
+        if not 0 <= start <= stop <= whole:
+            raise IndexError(f"{series}: rows {start} to {stop} of {whole}")
         read = self._read_parquet if self._format == "parquet" else self._read_hdf5
         return read(series, kind, start, stop)
 

@@ -9,7 +9,6 @@ its own random streams, so they may be written in any order, or side by side, wi
 
 from __future__ import annotations
 
-import csv
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -27,7 +26,6 @@ from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.train.seeds import generator, sequence
 from retable.tasks.weather.w4c.layout import (
-    COLUMNS,
     CSV,
     RAIN,
     SATELLITE,
@@ -36,6 +34,7 @@ from retable.tasks.weather.w4c.layout import (
     VERSION,
     rain_path,
     satellite_path,
+    write_csv,
 )
 from retable.tasks.weather.w4c.preprocess import CHANNELS, MISSING, UNDETECTED
 from retable.tasks.weather.w4c.rainfall import (
@@ -140,18 +139,6 @@ def times(year: int, slots: int) -> list[datetime]:
     if slots > room:
         raise UserError(f"training, sequences: {slots} slots are too many for {year}, which has {room}; ask for fewer")
     return [start + slot * timedelta(minutes=STEP) for slot in range(slots)]
-
-
-def write_csv(path: Path, schedules: Mapping[int, Sequence[Slot]]) -> None:
-    """Write the table of the slots of all years with the official columns."""
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(COLUMNS)
-        for year, slots in schedules.items():
-            for slot, time in zip(slots, times(year, len(slots)), strict=True):
-                there = int(slot.split != "-")
-                when = (f"{time:%H%M%S}", f"{time:%Y%m%d}", f"{time:%Y-%m-%d}")
-                rows.writerow((*when, 1, 1, 1, there, there, *slot))
 
 
 class Radar:
@@ -314,7 +301,12 @@ def generate(
         for year in years
     }
     target.mkdir(parents=True, exist_ok=True)
-    write_csv(target / CSV, schedules)
+    rows = (
+        (time, (1, 1, 1, 1, 1) if slot.split != "-" else (1, 1, 1, 0, 0), *slot)
+        for year, slots in schedules.items()
+        for slot, time in zip(slots, times(year, len(slots)), strict=True)
+    )
+    write_csv(target / CSV, rows)
     jobs = [(target, year, region, slots, size, seed) for year, slots in schedules.items() for region in regions]
     write_all(jobs, len(regions) * sum(map(len, schedules.values())), workers, progress)
 

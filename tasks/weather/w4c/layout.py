@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from csv import writer
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,6 +161,15 @@ def read_csv(folder: Storage) -> dict[tuple[int, str], Slots]:
     return slots
 
 
+def write_csv(path: Path, rows: Iterable[tuple[datetime, Sequence[int], str, str]]) -> None:
+    """Write a layout's CSV: of each slot its time, which variables are there, split and `split_type`."""
+    with path.open("w", newline="") as file:
+        table = writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for time, there, *names in rows:
+            table.writerow((f"{time:%H%M%S}", f"{time:%Y%m%d}", f"{time:%Y-%m-%d}", *there, *names))
+
+
 def _times(date: Array, clock: Array) -> Array:
     """Return YYYYMMDD and HHMMSS (integers, (n,)) as datetime64[m] (n,)."""
     years = (date // 10_000 - 1970).astype("datetime64[Y]")
@@ -228,19 +240,6 @@ def blocks(slots: Slots, split: str, inputs: int, forecast: int, whole: bool) ->
         starts = starts[~is_input[starts[:, None] + np.arange(inputs, length)].any(axis=1)]
     images = starts if split == "validation" else np.cumsum(is_input)[starts] - 1
     return images.astype(np.int64), starts.astype(np.int64)
-
-
-@dataclass(frozen=True)
-class Holdout:
-    """What local hold-outs take of a region's training set, and give."""
-
-    windows: int
-    """Training windows that stay."""
-    of: int
-    """Training windows without a hold-out."""
-    test: int
-    heldout: int
-    """Sequences of each."""
 
 
 def remedy(info: Mapping[str, Any]) -> str:
@@ -346,12 +345,15 @@ class Index:
                     shards[f"{split}/{year}/{region}"] = [Window(name, *pair) for pair in pairs]
         return shards
 
-    def holdout(self, years: Sequence[int], inputs: int, forecast: int) -> Holdout:
-        """Return what the local hold-outs of some years cost and give in a region."""
+    def holdout(self, years: Sequence[int], inputs: int, forecast: int) -> tuple[int, int, int, int]:
+        """Return what the local hold-outs of some years cost and give in a region.
+
+        Training windows that stay, those without a hold-out, and sequences of `test` and of `heldout`.
+        """
         windows = sum(len(self._training_starts(year, inputs, forecast)[0]) for year in years)
         every = sum(len(contiguous(self._slot(year, "training").time, inputs + forecast)) for year in years)
         chosen = [len(self._local(year)[0]) for year in years]
-        return Holdout(windows, every, sum((count + 1) // 2 for count in chosen), sum(count // 2 for count in chosen))
+        return windows, every, sum((count + 1) // 2 for count in chosen), sum(count // 2 for count in chosen)
 
     def free(self, series: str) -> Array:
         """Return which rain rows of a series belong to no local hold-out or its buffer, bool (n,)."""

@@ -19,6 +19,7 @@ from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source, data_folder
 from retable.platform.store.storage import Storage
+from retable.platform.text import plural
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c import preprocess
 from retable.tasks.weather.w4c.convert import transfer
@@ -337,7 +338,7 @@ def is_published(info: Mapping[str, Any]) -> bool:
 def describe(info: Mapping[str, Any]) -> str:
     """Return the origin of a dataset in one clause, for reports."""
     size, regions, years = info["size"], len(info["regions"]), len(info["years"])
-    extent = f"{size} x {size}, {_count(regions, 'region')}, {_count(years, 'year')}"
+    extent = f"{size} x {size}, {plural(regions, 'region')}, {plural(years, 'year')}"
     if info["source"] == "generated":
         return f"generated rain that follows generated clouds, images of these, {extent} (seed {info.get('seed', 0)})"
     if info["source"] == "imported":
@@ -396,14 +397,10 @@ def holdout_notes(configs: Sequence[Config], source: Source) -> list[str]:
     lines = []
     for config in {(one.holdout, one.years, one.inputs, one.forecast): one for one in configs}.values():
         slots = slots or read_csv(source.folder)
-        counts = Index(slots, source.info, config.holdout).holdout(config.years, config.inputs, config.forecast)
-        kept = (
-            f"{name}: hold-out of {config.holdout}: {counts.windows:,} of {counts.of:,} training windows a region stay"
+        windows, every, test, heldout = Index(slots, source.info, config.holdout).holdout(
+            config.years, config.inputs, config.forecast
         )
-        scored = f"{counts.test} test and {counts.heldout} heldout sequences a region"
-        lines.append(f"{kept}; {scored if counts.test else 'only validation can be scored'}")
+        kept = f"{name}: hold-out of {config.holdout}: {windows:,} of {every:,} training windows a region stay"
+        scored = f"{test} test and {heldout} heldout sequences a region"
+        lines.append(f"{kept}; {scored if test else 'only validation can be scored'}")
     return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

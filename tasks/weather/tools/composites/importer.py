@@ -14,7 +14,6 @@ and to cut all squares out of it.
 
 from __future__ import annotations
 
-import csv
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -198,17 +197,6 @@ class Tiles:
         return 6 * self.size
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Pixels of the targets of all squares in one frame: how many radar saw and on how many it rained, (down, across).
-
-    Of whole numbers, so that sums do not depend on their order.
-    """
-
-    seen: Array
-    rainy: Array
-
-
 def count(
     source: Path,
     surveyed: Sequence[Composite],
@@ -216,17 +204,17 @@ def count(
     shortest: int,
     tolerance: timedelta,
     progress: Callable[[int, int], None],
-) -> tuple[list[list[Composite]], list[Composite], dict[Path, Counts], list[str]]:
+) -> tuple[list[list[Composite]], list[Composite], dict[Path, Array], list[str]]:
     """Read all stretches; where files are damaged behind a good header, the stretches without them.
 
     Returns:
-        The stretches, the composites in none, what each frame shows, and a line on each damaged file.
+        The stretches, the composites in none, what `count_frame` says of each frame, and a line on each damaged file.
 
     Raises:
         UserError: where no stretch has `shortest` frames, or no square fits.
 
     """
-    counts: dict[Path, Counts] = {}
+    counts: dict[Path, Array] = {}
     damaged: dict[Path, str] = {}
     while left := [composite for composite in surveyed if composite.path not in damaged]:
         runs, dropped = stretches(left, shortest, tolerance)
@@ -277,20 +265,25 @@ def fitting(composite: Composite, below: int, squares: int) -> int:
     return max(fits, default=0)
 
 
-def count_frame(composite: Composite, tiles: Tiles) -> Counts:
-    """Read all squares of a composite, which is all that is read later, and count the pixels of their targets."""
+def count_frame(composite: Composite, tiles: Tiles) -> Array:
+    """Read all squares of a composite, which is all that is read later, and count the pixels of their targets.
+
+    Returns how many radar saw and on how many it rained, (2, down, across): whole numbers, so that sums do not depend
+    on their order.
+    """
     down, across, side = tiles.down, tiles.across, tiles.side
     centre = slice(5 * tiles.size // 2, 7 * tiles.size // 2)
     square = slice(tiles.top, tiles.top + down * side), slice(tiles.left, tiles.left + across * side)
     rate = composite.read(*square).reshape(down, side, across, side)
     events = classify(rate[:, centre, :, centre], THRESHOLD)
-    return Counts((events != MASKED).sum(axis=(1, 3)), (events == RAIN).sum(axis=(1, 3)))
+    counts: Array = np.stack([events != MASKED, events == RAIN]).sum(axis=(2, 4))
+    return counts
 
 
 def choose(
     source: Path,
     composites: Sequence[Composite],
-    counts: Mapping[Path, Counts],
+    counts: Mapping[Path, Array],
     size: int,
     regions: int,
     shown: Array | None = None,
@@ -308,8 +301,7 @@ def choose(
     """
     tiles = tile(composites[0], size)
     down, across, side = tiles.down, tiles.across, tiles.side
-    seen = np.sum([counts[composite.path].seen for composite in composites], axis=0)
-    rainy = np.sum([counts[composite.path].rainy for composite in composites], axis=0)
+    seen, rainy = np.sum([counts[composite.path] for composite in composites], axis=0)
     coverage, rain = seen / (len(composites) * size**2), rainy / np.maximum(seen, 1)
     if shown is not None:
         coverage = np.where(shown, coverage, 0)
@@ -383,7 +375,14 @@ def _write_set(
     """Write a data set below a scratch folder, and return its folder."""
     folder, composites, places = scratch / "set", archive.composites, archive.cut.places
     folder.mkdir()
-    _write_csv(folder / layout.CSV, archive)
+    # Accumulated rain and reflectivity are not there; readers ask for `all_vars`, the layout's two. Of splits by place
+    # a slot stands there once for each split, unlike in the competition's.
+    rows = (
+        (composites[frame].time, (1, 0, 0, 1, 1), split, kind)
+        for split in layout.SPLITS
+        for frame, kind in archive.cut.frames[split]
+    )
+    layout.write_csv(folder / layout.CSV, rows)
     if scans:
         seen = _scanned(scratch / "images.npy", composites, places, archive.size, scans, progress)
         images = [_observed(seen[:, number]) for number in range(len(places))]
@@ -413,25 +412,16 @@ def _write_year(
                     squares = np.stack([held[k][number] for k in range(low, high)])
                     targets = squares[first - low : last - low, middle, middle][:, None]
                     views = made.of(low, composites[low:high], squares)[first - low : last - low]
-                    for rows, data, part in (
-                        (output.rows, output.data, (targets, views)[output.image]) for output in outputs
-                    ):
+                    for rows, data, image in outputs:
                         start, stop = np.searchsorted(rows, [first, last])
-                        data[start:stop] = part[rows[start:stop] - first]
+                        data[start:stop] = (targets, views)[image][rows[start:stop] - first]
                 progress(len(composites) + last, 2 * len(composites))
 
 
-@dataclass(frozen=True)
-class Output:
-    """A file that is written, and the frames that it holds."""
-
-    rows: Array
-    data: h5py.Dataset
-    image: bool
-
-
-def _files(opened: ExitStack, folder: Path, archive: Archive, year: int, place: Place, images: Images) -> list[Output]:
-    """Open a region's files of a year."""
+def _files(
+    opened: ExitStack, folder: Path, archive: Archive, year: int, place: Place, images: Images
+) -> list[tuple[Array, h5py.Dataset, bool]]:
+    """Open a region's files of a year; return of each its frames, its data set, and whether it holds images."""
     composites, size, outputs = archive.composites, archive.size, []
     names = np.array([_name(archive.source, composite).encode() for composite in composites])
     for split in archive.cut.splits[place.name]:
@@ -447,9 +437,9 @@ def _files(opened: ExitStack, folder: Path, archive: Archive, year: int, place: 
         pictures = folder / layout.satellite_path(year, place.name, split), layout.SATELLITE, (11, size, size)
         rain = folder / layout.rain_path(year, place.name, split), layout.RAIN, (1, size, size)
         shown = opened.enter_context(_written(*pictures, names[seen], about | dict(images.about)))
-        outputs.append(Output(seen, shown, True))
+        outputs.append((seen, shown, True))
         measured = opened.enter_context(_written(*rain, names[rows], about | {"simulated": False}))
-        outputs.append(Output(rows, measured, False))
+        outputs.append((rows, measured, False))
     return outputs
 
 
@@ -542,16 +532,3 @@ def _written(
         file["sources"] = sources
         file.attrs.update(attributes)
         yield file.create_dataset(key, (len(sources), *shape), np.float32, chunks=(1, *shape), fletcher32=True)
-
-
-def _write_csv(path: Path, archive: Archive) -> None:
-    """Write the CSV; of splits by place a slot stands there once for each split, unlike in the competition's."""
-    with path.open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(layout.COLUMNS)
-        for split in layout.SPLITS:
-            for frame, kind in archive.cut.frames[split]:
-                time = archive.composites[frame].time
-                # Accumulated rain and reflectivity are not there; readers ask for `all_vars`, the layout's two.
-                there = (1, 0, 0, 1, 1)
-                table.writerow((f"{time:%H%M%S}", f"{time:%Y%m%d}", f"{time:%Y-%m-%d}", *there, split, kind))
