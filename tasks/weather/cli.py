@@ -207,15 +207,10 @@ def relation_of(words: str) -> tuple[float, float] | None:
     Raises:
         UserError: where these are not two positive numbers.
     """
-    if not words:
-        return None
-    try:
-        a, b = (float(word) for word in words.split(","))
-    except ValueError:
-        a = b = 0.0
-    if not (0 < a < math.inf and 0 < b < math.inf):
+    numbers = items("--zr", words, float, example="223,1.53")
+    if numbers and (len(numbers) != 2 or not all(0 < number < math.inf for number in numbers)):
         raise UserError(f"--zr {words}: give the a and b of Z = a R^b, such as 223,1.53")
-    return a, b
+    return (numbers[0], numbers[1]) if numbers else None
 
 
 def import_lines(info: Mapping[str, Any]) -> Iterator[str]:

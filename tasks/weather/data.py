@@ -191,10 +191,6 @@ class Windows:
         """Yield this rank's share of the epoch's batches from step `start` on."""
         lanes_here = share(self.batch, rank, world)
         order = lanes(self._runs, self.batch, self.config.seed, epoch)[0][lanes_here, start : self.steps]
-        return self._batches(order)
-
-    def _batches(self, order: Array) -> Iterator[Batch]:
-        """Yield the batches of an order (lanes, steps, 2), reading each lane's runs as it comes to them."""
         needed = []  # (step, lane, run) where a lane comes to another run
         for lane, row in enumerate(order[:, :, 0]):
             changes = [0, *(np.flatnonzero(np.diff(row)) + 1)] if len(row) else []

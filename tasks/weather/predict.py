@@ -156,9 +156,7 @@ def rain_frequency(config: Config, source: Source, series: str) -> Array:
         events = classify(frames.rate(series, start, stop)[free[start:stop]], config.rain_threshold)
         rain += (events == 1).sum(0)
         seen += (events != 2).sum(0)
-    with np.errstate(invalid="ignore"):
-        frequency: Array = rain / seen
-    return frequency
+    return metrics.ratio(rain, seen, np.nan)
 
 
 def events(config: Config, source: Source, shard: str) -> Array:

@@ -254,11 +254,6 @@ def test_the_retrieval_learns():
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_images_without_a_centre_are_refused():
-    with pytest.raises(UserError, match="multiple of 12"):
-        RetrievalForecaster(Retrieval(), size=30, inputs=4, forecast=2)
-
-
 def test_pysteps_moves_a_field_to_where_it_comes():
     pytest.importorskip("pysteps", reason="no pysteps: pip install 'retable[pysteps]'")
     pictures = moving_clouds(96, 2.0, -1.0, frames=7)

@@ -183,18 +183,10 @@ class RetrievalForecaster(nn.Module):
     """Reads rain off the last image with a small network, then leaves it there or moves it with the clouds.
 
     What is trained is `now`, against the rain at the time of the last image; `move` says how it moves.
-
-    Raises:
-        UserError: where the images have no central sixth.
-
     """
 
     def __init__(self, model: Retrieval, size: int, inputs: int, forecast: int) -> None:
         super().__init__()
-        if size % 12:
-            raise UserError(
-                f"data: images of {size} pixels have no central sixth; make a set whose size is a multiple of 12"
-            )
         self.forecast = forecast
         self.moves = "none"
         """How a forecast moves the rain, `View.motion`; nothing that is trained depends on it."""

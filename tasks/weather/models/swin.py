@@ -243,10 +243,8 @@ class SwinForecaster(nn.Module):
         self.inner_size = max(LEAST if upsamples else MULTIPLE, up_to_multiple(size))
         leads = up_to_multiple(forecast) if self.inner_size >= LEAST else max(LEAST, up_to_multiple(forecast))
         self.model = UpsamplingSwin(model, inputs, forecast) if model.variant == "upsample" else unchanged(model)
-        if model.variant == "channel_convolution":
-            self.channel_conv: nn.Module | None = ChannelConvolution(inputs, forecast)
-        else:
-            self.channel_conv = None
+        converts = model.variant == "channel_convolution"
+        self.channel_conv = ChannelConvolution(inputs, forecast) if converts else None
         self.repeat = forecast // inputs if model.variant == "repeat_interleave" else 1
         self.missing = 0 if upsamples else leads - forecast
 

@@ -145,14 +145,14 @@ def nan(value: float) -> np.ndarray:
 
 FIRST = "2019/boxi_0015.pred.h5"
 WRONG_FILES = {
-    "key": (hdf5(key="prediction"), "no data set 'submission' of its own, but prediction"),
-    "nothing": (hdf5(key="a/submission"), "of its own, but a"),
+    "key": (hdf5(key="prediction"), "key 'submission' is missing; the file holds prediction"),
+    "nothing": (hdf5(key="a/submission"), "key 'submission' is missing; the file holds a"),
     "shape": (hdf5(np.zeros((3, 4, 12, 11), "f4")), r"shape \(3, 4, 12, 11\), not \(3, 1, 4, 12, 12\)"),
     "fewer": (hdf5(np.zeros((2, 4, 12, 12), "f4")), r"shape \(2, 4"),
     "channels": (hdf5(np.zeros((3, 2, 4, 12, 12), "f4")), r"shape \(3, 2"),
     "float64": (hdf5(np.zeros(SHAPE)), "float64"),
     "bool": (hdf5(np.zeros(SHAPE, bool)), "bool"),
-    "text": (hdf5(np.full(SHAPE, b"rain")), "bytes32"),
+    "text": (hdf5(np.full(SHAPE, b"rain")), "key 'submission' is no array of numbers"),
     "half": (hdf5(nan(0.5)), "other than 0 and 1"),
     "negative": (hdf5(nan(-1)), "other than 0 and 1"),
     "infinite": (hdf5(nan(np.inf)), "other than 0 and 1"),
@@ -285,4 +285,4 @@ def test_links_to_other_files_are_not_followed(tmp_path: Path) -> None:
         entries[name] = buffer.getvalue()
     reasons = check(packed(tmp_path / "a.zip", entries), **SIZES)
     assert len(reasons) == 4
-    assert all("no data set 'submission' of its own" in reason for reason in reasons)
+    assert all("key 'submission' " in reason and "write the data itself into the file" in reason for reason in reasons)

@@ -43,7 +43,6 @@ SEED = 0
 class Wanted:
     """What a row of a table reads: an epoch of a run."""
 
-    row: str
     config: Config
     epoch: int
 
@@ -147,7 +146,7 @@ def rows_of(table: str, changes: Mapping[str, object]) -> dict[str, Wanted]:
         if isinstance(row, Row) and not row.absent:
             (replicate, *_) = expand(whole, row, task.config(), task.view())
             assert replicate.config is not None and replicate.view is not None
-            made[row.label] = Wanted(row.label, replicate.config, replicate.view.epoch)
+            made[row.label] = Wanted(replicate.config, replicate.view.epoch)
     return made
 
 

@@ -57,8 +57,9 @@ def export(
         )
     with whole_file(path) as writing, h5netcdf.File(writing, "w") as file:
         file.dimensions = dict(zip(("sequence", "lead_time", "y", "x"), steps.shape, strict=True))
-        write_leads(file, steps.shape[1])
-        names = [] if times is None else write_times(file, times, steps.shape[1])
+        lead = np.arange(1, steps.shape[1] + 1, dtype=np.int32) * MINUTES
+        variable(file, "lead_time", ("lead_time",), lead, standard_name="forecast_period", units="minutes")
+        names = [] if times is None else write_times(file, times, lead)
         mapping = write_place(file, grid, steps.shape[2:])
         names += ["longitude", "latitude"] if mapping else []
         write_probability(file, steps, mapping | ({"coordinates": " ".join(names)} if names else {}))
@@ -72,17 +73,10 @@ def comment(caution: str) -> dict[str, str]:
     return {"comment": caution} if caution else {}
 
 
-def write_leads(file: Any, leads: int) -> None:
-    """Write the lead times."""
-    lead = np.arange(1, leads + 1, dtype=np.int32) * MINUTES
-    variable(file, "lead_time", ("lead_time",), lead, standard_name="forecast_period", units="minutes")
-
-
-def write_times(file: Any, times: Array, leads: int) -> list[str]:
+def write_times(file: Any, times: Array, lead: Array) -> list[str]:
     """Write when forecasts start, and the times that they are for; return the names of these variables."""
     since = "minutes since 1970-01-01 00:00:00"
     start = np.asarray(times, "datetime64[m]").astype(np.int32)
-    lead = np.arange(1, leads + 1, dtype=np.int32) * MINUTES
     described = {"units": since, "calendar": "standard"}
     name = "forecast_reference_time"
     variable(file, name, ("sequence",), start, standard_name=name, **described)

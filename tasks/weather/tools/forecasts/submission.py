@@ -25,6 +25,7 @@ import numpy as np
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
+from retable.platform.store.hdf5 import plain_numbers
 from retable.platform.store.storage import whole_file
 from retable.tasks.weather.config import CORE_REGIONS, STEPS, TRANSFER_REGIONS
 
@@ -175,21 +176,10 @@ def dataset(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[h5py.D
             raise UserError(f"{entry.filename}: is no HDF5 file, or a truncated one") from error
         with file:
             try:
-                data = own_data(file)
+                data = plain_numbers(Path(entry.filename), file, KEY, f"the file holds {', '.join(file) or 'nothing'}")
             except UNREADABLE as error:
                 raise UserError(f"{entry.filename}: cannot be read ({error})") from error
-            if data is None:
-                names = ", ".join(file) or "nothing"
-                raise UserError(f"{entry.filename}: has no data set {KEY!r} of its own, but {names}")
             yield data
-
-
-def own_data(file: h5py.File) -> h5py.Dataset | None:
-    """Return the data set if it lies in the file itself: others could read whatever this machine holds."""
-    if not isinstance(file.get(KEY, getlink=True), h5py.HardLink):
-        return None
-    data = file[KEY]
-    return data if isinstance(data, h5py.Dataset) and not data.is_virtual and not data.external else None
 
 
 def unpack(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, target: IO[bytes]) -> None:
