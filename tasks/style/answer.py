@@ -11,7 +11,7 @@ from pathlib import Path
 from retable.platform.errors import UserError
 from retable.platform.models.predict import Job
 from retable.tasks.style.export import Exported
-from retable.tasks.style.files.images import FORMATS
+from retable.tasks.style.files import images
 from retable.tasks.style.files.images import SUFFIXES as SUFFIXES
 from retable.tasks.style.tools.pictures import stylise
 from retable.tasks.style.tools.pictures.batches import nothing, stylise_jobs
@@ -35,12 +35,7 @@ class Options:
 
 def target(source: Path, options: Options) -> str:
     """Return what the answer to a file is called."""
-    return name_of(source)
-
-
-def name_of(source: Path) -> str:
-    """Return what a painting is called: a format that cannot be written becomes PNG."""
-    return f"{source.stem}{source.suffix if source.suffix.lower() in FORMATS else '.png'}"
+    return images.result_name(source)
 
 
 def answering(model: Exported, options: Options) -> Callable[[Path], bytes]:
@@ -56,7 +51,7 @@ def answer(style: NetworkStyle, options: stylise.Options, source: Path) -> bytes
         UserError: where it is no picture, or larger than memory allows.
     """
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / name_of(source)
+        made = Path(folder) / images.result_name(source)
         for outcome in stylise_jobs(style, [Job(source, made)], options, nothing):
             if outcome.failure:
                 raise UserError(outcome.failure)

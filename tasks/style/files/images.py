@@ -281,6 +281,11 @@ def srgb() -> bytes:
     return made_now[:24] + struct.pack(">6H", 2000, 1, 1, 0, 0, 0) + made_now[36:]
 
 
+def result_name(source: Path) -> str:
+    """Return the name of a picture's result: the picture's own, as PNG where its format is not written."""
+    return f"{source.stem}{source.suffix if source.suffix.lower() in FORMATS else '.png'}"
+
+
 def check_suffix(path: Path) -> dict[str, Any]:
     """Return how a picture of this name is written.
 

@@ -70,8 +70,7 @@ def plan_jobs(inputs: Sequence[str], out: Path, overwrite: bool) -> tuple[list[J
         raise UserError(f"{out}: is one file, and there are {len(pictures)} pictures; name a folder")
 
     def target(source: Path) -> Path:
-        suffix = source.suffix if source.suffix.lower() in FORMATS else ".png"
-        return out if single else out / f"{source.stem}{suffix}"
+        return out if single else out / images.result_name(source)
 
     jobs, done, failures = plan(pictures, target, lambda *_: not overwrite, "result")
     notes += [f"{target}: is there already, skipped; --overwrite makes it anew" for target in done]
