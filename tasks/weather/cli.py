@@ -25,6 +25,7 @@ from retable.platform.errors import UserError
 from retable.platform.spec.task import check_new, data_folder, data_sets
 from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
+from retable.platform.text import plural
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.convert import convert as convert_frames
 from retable.tasks.weather.w4c.layout import CSV_NAMES
@@ -245,7 +246,7 @@ def import_lines(info: Mapping[str, Any]) -> Iterator[str]:
 def time_lines(info: Mapping[str, Any]) -> Iterator[str]:
     """Yield lines for a split by time, and how to get a split by place."""
     count, side = len(info["grids"]), 6 * int(info["size"])
-    squares = f"{count} square{'s' * (count > 1)} of {side} pixels {'have' if count > 1 else 'has'} radar and rain"
+    squares = f"{plural(count, 'square')} of {side} pixels {'have' if count > 1 else 'has'} radar and rain"
     yield f"{squares}, fewer than 4: the splits are by time, training first, and every region is in all of them"
     if info["smaller"]:
         yield f"with --size {info['smaller']} more squares fit, and splits may be by place"

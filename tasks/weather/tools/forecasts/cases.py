@@ -47,7 +47,7 @@ def draw_cases(cases: Sequence[Case]) -> Drawing:
     from matplotlib import pyplot
 
     leads = len(cases[0].events)
-    shown = list(range(3, leads, 4)) if leads > 3 else [leads - 1]
+    shown = metrics.full_hours(leads).tolist()
     lines = 1 + len(cases[0].forecasts)
     figure, axes = pyplot.subplots(
         lines * len(cases),
@@ -97,8 +97,7 @@ def draw_agreement(table: Array) -> Drawing:
     share = np.arange(members + 1) / members
     pixels = table.sum(axis=1)
     axis.plot([0, 1], [0, 1], linewidth=1, linestyle="--", color=GREY)
-    rate = np.divide(table[:, 1], pixels, out=np.full(members + 1, np.nan), where=pixels > 0)
-    axis.plot(share, rate, color="#2457c5", marker="o")
+    axis.plot(share, metrics.ratio(table[:, 1], pixels, np.nan), color="#2457c5", marker="o")
     axis.set(
         title="it rained where so many agree", ylabel="it rained", ylim=(0, 1), xlabel="members that forecast rain"
     )
