@@ -214,7 +214,7 @@ def draw_layers(results: Results) -> Drawing:
             style = {"color": colour, "ecolor": themed(), "label": row}
             axis.bar(
                 x,
-                [v.mean() for v in values],
+                [v.mean() if v.size else np.nan for v in values],
                 0.27,
                 yerr=[v.std(ddof=1) if v.size > 1 else 0.0 for v in values],
                 **style,
@@ -235,8 +235,10 @@ def draw_memory(results: Results, sparsities: Sequence[float]) -> Drawing:
 
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.6))
     for axis, (network, title) in zip(axes, NETWORKS.items(), strict=True):
-        dense = float(results.values("dense", f"bytes/{network}/dense").mean())
-        axis.axhline(dense / 1e6, color=themed(), linewidth=1.2, label="dense file")
+        files = results.values("dense", f"bytes/{network}/dense")
+        dense = float(files.mean()) if files.size else np.nan  # then no format is smaller
+        if files.size:
+            axis.axhline(dense / 1e6, color=themed(), linewidth=1.2, label="dense file")
         evens: dict[str, tuple[float, float]] = {}  # two formats with one break-even are named once
         for form, style in FORMAT_STYLES.items():
             x, sizes = file_sizes(results, network, form, sparsities)

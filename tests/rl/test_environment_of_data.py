@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from retable.platform.store.storage import Storage
 from retable.tasks.rl import TASK, data
 from retable.tasks.rl.config import Config, View
 from retable.tasks.rl.export import read_policy, write_policy
+from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.model import build, unstack
 from retable.tasks.rl.play.evaluate import make, refused_settings, rollout, scale, spaces
 from retable.tasks.rl.predict import evaluate, predict
@@ -349,6 +351,26 @@ def test_what_a_foreign_file_says_of_itself_is_taken_as_text_alone(
     assert data.convert(path, storage, "HalfCheetah", "mine")["environment"] == "HalfCheetah"
 
 
+def test_what_is_nested_deep_is_no_recording_of_ours(storage: Storage, tmp_path: Path) -> None:
+    path = own_recording(tmp_path / "a.hdf5")
+    with h5py.File(path, "r+") as file:
+        file.attrs["retable"] = "[" * 50_000
+    assert data.inspect(path, "HalfCheetah")[0] == []
+    assert data.convert(path, storage, "HalfCheetah", "mine")["generated"] is False
+
+
+@pytest.mark.parametrize(
+    ("environment", "version"), [("Half Cheetah", "v5"), ("HalfCheetah", "v5 2"), ("HalfCheetah", "v5 ")]
+)
+def test_a_blank_in_a_name_or_a_version_is_a_line(environment: str, version: str, tmp_path: Path) -> None:
+    """What follows the blank was read as JSON: a traceback."""
+    path = write(tmp_path / "a.hdf5", arrays_of(17, 6, 1.0))
+    ((line,), _) = data.inspect(path, environment, version)
+    assert f"unknown environment '{environment}-{version}'" in line and "\n" not in line
+    ((line,), _) = inspect(test_minari.write(tmp_path / "set", MIXED, env_spec=None), environment, version)
+    assert f"unknown environment '{environment}-{version}'" in line and "\n" not in line
+
+
 def test_a_file_of_no_known_environment_is_checked_for_what_can_be(tmp_path: Path) -> None:
     """Humanoid's actions of 0.4, and episodes beyond Hopper's limit, passed without a word."""
     small = write(tmp_path / "small.hdf5", arrays_of(348, 17, 0.4))
@@ -403,6 +425,20 @@ def test_a_foreign_file_cannot_ask_for_hours(settings):
     for key in ("frame_skip", "max_episode_steps"):
         assert "which is no whole number" in refused_settings({key: 2.5})
     assert not refused_settings({"frame_skip": 5, "max_episode_steps": 1000.0, "healthy_z_range": [0.8, 2.0]})
+
+
+def test_a_foreign_file_has_numbers_alone():
+    """NaN would be every reward; the default of Hopper's own height has no upper end."""
+    assert refused_settings({"forward_reward_weight": math.nan}).endswith("= nan, which only numbers may be")
+    assert refused_settings({"healthy_z_range": [0.7, math.nan]})
+    assert not refused_settings({"healthy_z_range": [0.8, math.inf]})
+
+
+@pytest.mark.parametrize(
+    "scores", [[10**400, 10**401], [-(10**400), 0], [0, math.inf], [math.nan, 1], [2, 2], [0, "1"]]
+)
+def test_reference_scores_are_finite_and_in_order(scores):
+    assert is_reference([20.0, 3234]) and not is_reference(scores)
 
 
 def test_whole_numbers_with_a_point_are_played():

@@ -81,7 +81,8 @@ def endless() -> Iterator[str]:
 
 @pytest.mark.parametrize(("environment_id", "what"), [
     ("Hoper-v5", "did you mean 'Hopper-v5'"), ("Hopper", "did you mean 'Hopper-v"),
-    ("Hopper-v9", "did you mean 'Hopper"),
+    ("Hopper-v9", "did you mean 'Hopper"), ("Hopper v5-v5", "did you mean 'Hopper-v5'"),
+    ("Hopper-v5 {x}", "did you mean 'Hopper-v5'"), ("Hopper-v5 2", "did you mean 'Hopper-v5'"),
     ("Hopper-v2", "gymnasium-robotics"), ("CartPole-v1", "no bounded continuous actions"),
     ("Endless-v0", "no limit on an episode's length"), ("Quux", "HalfCheetah-v5, Hopper-v4"),
 ])  # fmt: skip

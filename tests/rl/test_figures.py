@@ -144,6 +144,35 @@ def layers():
     return table, results_of(TABLES, found)
 
 
+@pytest.mark.filterwarnings("error")
+def test_layers_of_a_row_that_an_environment_lacks_are_left_out():
+    """NumPy warned in the terminal of the mean of nothing."""
+    table, found = layers()
+    kept = {
+        label: [one for one in rows if label == "dense" or one.axes["environment"] != "Hopper"]
+        for label, rows in found.replicates.items()
+    }
+    drawn = panels(table.draw(results_of(TABLES, kept)))
+    heights = {at: [bar.get_height() for bar in drawn[f"VAE, {at}"].patches] for at in ("Hopper", "Walker2d")}
+    assert {at: np.isfinite(shown).sum() for at, shown in heights.items()} == {"Hopper": 7, "Walker2d": 3 * 7}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("leave_out", [(), ("dense",)])
+def test_memory_is_drawn_without_the_dense_network_too(leave_out):
+    table = scaled(TABLES["figure4"], SCALES["smoke"])
+    sizes = {f"bytes/{n}/{form}": 1e6 for n in readings.NETWORKS for form in ("dense", *readings.FORMATS)}
+    found = {
+        row.label: [replace(need, metrics=sizes) for need in expand(table, row, TASK.config(), TASK.view())]
+        for row in table.rows
+        if not row.absent and row.label not in leave_out
+    }
+    drawn = panels(table.draw(results_of(TABLES, found)))
+    for title in readings.NETWORKS.values():
+        shown = lines(drawn[title])
+        assert set(readings.FORMATS.values()) < {*shown, "dense file"} and ("dense file" in shown) == (not leave_out)
+
+
 def test_a_policy_that_was_left_out_is_in_no_legend():
     """`--set view.policy=bc` drew a figure whose legend named the best of BCQ."""
     at = {"environment": "HalfCheetah", "seed": 0, "view.policy": "bc"}

@@ -262,6 +262,7 @@ def test_progress_runs_up_to_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("environment", "options", "what"), [
     ("Hoper", {}, "did you mean 'Hopper-v5'"), ("../x", {}, "cannot name"),
     *[("Hopper", wrong, "cannot record") for wrong in ({"transitions": 0}, {"lanes": 0}, {"noise": -1.0})],
+    *[("Hopper", {"noise": wrong}, f"with noise {wrong}") for wrong in (math.nan, math.inf)],
     ("HalfCheetah", {"transitions": 50}, "hold no whole episode"),
     ("Walker2d", {"policy": "expert"}, "no committed policy for 'Walker2d' (there is: Hopper)"),
 ])  # fmt: skip
@@ -280,4 +281,22 @@ def test_a_mixture_without_some_episodes_has_no_returns_of_its_parts() -> None:
     assert data._behaviour_return(returns, lengths, info) == pytest.approx(1507.5)
     info |= {"skipped": [0]}
     assert data._behaviour_return(returns[1:], lengths[1:], info) == pytest.approx((10 * 10 + 20 * 30) / 40)
-    assert d4rl._mixed({"behaviour": {"parts": [{"return": math.nan, "transitions": 5}]}}) == {}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"return": math.nan},
+        {"return": 10**400},
+        {"transitions": math.inf},
+        {"transitions": 0},
+        {"name": 3},
+        {"name": None},
+    ],
+)
+def test_a_mixture_that_somebody_changed_is_none(part: dict[str, Any]) -> None:
+    sound = {"name": "expert", "return": 3000.0, "transitions": 5}
+    behaviour = {"policy": "mixed", "parts": [sound]}
+    assert d4rl._mixed({"behaviour": behaviour}) == {"behaviour": behaviour}
+    assert d4rl._mixed({"behaviour": {**behaviour, "parts": [sound, sound | part]}}) == {}
+    assert d4rl._mixed({"behaviour": {**behaviour, "policy": ["mixed"]}}) == {}

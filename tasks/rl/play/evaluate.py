@@ -6,6 +6,7 @@ The simulator is imported where it is used, so that a machine without it can tra
 from __future__ import annotations
 
 import json
+import math
 import re
 import reprlib
 import sys
@@ -51,6 +52,16 @@ def with_settings(environment_id: str, settings: Mapping[str, Any]) -> str:
     return f"{environment_id} {json.dumps(settings, sort_keys=True)}" if settings else environment_id
 
 
+def _parts(environment_id: str) -> tuple[str, dict[str, Any]]:
+    """Return an environment's id and its settings, as `with_settings` joins them; any other blank is part of the id."""
+    name, _, text = environment_id.partition(" ")
+    try:
+        settings = json.loads(text)
+    except ValueError:
+        settings = None
+    return (name, settings) if isinstance(settings, dict) else (environment_id, {})
+
+
 LONGEST = {"max_episode_steps": 100_000, "frame_skip": 100}
 """Settings of a foreign file by which a single call could last for hours, and their most."""
 
@@ -59,7 +70,9 @@ def refused_settings(settings: Any) -> str:
     """Return what a foreign file may not set, in words, or nothing: numbers alone cannot name files or code."""
 
     def plain(value: Any, deep: int = 2) -> bool:
-        return isinstance(value, int | float) or (
+        if isinstance(value, float):
+            return not math.isnan(value)  # infinity is the end of some ranges
+        return isinstance(value, int) or (
             isinstance(value, list) and deep > 0 and all(plain(each, deep - 1) for each in value)
         )
 
@@ -96,8 +109,7 @@ def make(environment_id: str, lanes: int) -> VectorEnv[Any, Any, Any]:
     """
     import gymnasium
 
-    name, _, text = environment_id.partition(" ")
-    settings = json.loads(text or "{}")
+    name, settings = _parts(environment_id)
     if name not in gymnasium.registry:
         names = [name for name, spec in gymnasium.registry.items() if "gymnasium.envs.mujoco" in str(spec.entry_point)]
         raise UserError(f"unknown environment {name!r}{nearest(name, names)}")
@@ -160,8 +172,7 @@ def spaces(environment_id: str) -> Spaces:
         raise UserError(f"environment {environment_id!r} cannot be stepped: {words(error)}") from error
     finally:
         environments.close()
-    name, _, text = environment_id.partition(" ")
-    steps = _limit(name, json.loads(text or "{}"))
+    steps = _limit(*_parts(environment_id))
     assert steps is not None
     return Spaces(environment_id, states, actions.low, actions.high, steps)  # type: ignore[attr-defined]  # a Box
 

@@ -349,11 +349,11 @@ def named_environment(path: Path) -> tuple[str | None, str]:
 
 def origin(path: Path) -> dict[str, Any]:
     """Return what a recording of ours says of itself (environment, simulator, noise, seed, ...), {} for other files."""
-    with h5py.File(path, "r") as file:
+    with opened(path) as file:
         text = file.attrs.get("retable")
     try:
         about = json.loads(text) if isinstance(text, str) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         about = None
     about = about if isinstance(about, dict) else {}
     return {key: value for key, value in about.items() if key not in IDENTITY or isinstance(value, str)}
@@ -414,12 +414,13 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
 
 def _mixed(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a recording of ours says of the behaviours that it mixes, as their returns are weighted by it."""
-    behaviour = about.get("behaviour")
+    behaviour: Any = about.get("behaviour")
     try:
-        parts = [(float(part["return"]), int(part["transitions"])) for part in behaviour["parts"]]  # type: ignore[index]
-    except (KeyError, TypeError, ValueError):  # of one behaviour, or a header that somebody changed
+        mixed = behaviour["policy"] == "mixed"
+        parts = [(part["name"], float(part["return"]), int(part["transitions"])) for part in behaviour["parts"]]
+    except (KeyError, TypeError, ValueError, OverflowError):  # of one behaviour, or a header that somebody changed
         return {}
-    sound = parts and all(rows > 0 and math.isfinite(mean) for mean, rows in parts)
+    sound = mixed and parts and all(isinstance(n, str) and rows > 0 and math.isfinite(mean) for n, mean, rows in parts)
     return {"behaviour": behaviour} if sound else {}
 
 

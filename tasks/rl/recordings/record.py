@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -91,7 +92,7 @@ def record(
     """
     if 0 < transitions < len(mix):
         raise UserError(f"cannot record {transitions} transitions of {len(mix)} behaviours; give each one or more")
-    if transitions < 1 or lanes < 1 or noise < 0:
+    if transitions < 1 or lanes < 1 or not 0 <= noise < math.inf:
         given = f"{transitions} transitions in {lanes} lanes with noise {noise}"
         raise UserError(f"cannot record {given}; give positive numbers")
     begun = range(seed, seed + lanes * max(1, len(mix)))

@@ -331,7 +331,7 @@ def _unit(path: Path, actions: Array, space: Mapping[str, Any]) -> Array:
     try:
         shape = actions.shape[1:]
         low, high = (np.broadcast_to(np.array(space.get(key, end), float), shape) for key, end in BOUNDS.items())
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise UserError(f"{path}: 'action_space' does not fit actions of {shape[0]} numbers; {AGAIN}") from error
     if space.get("type", "Box") != "Box" or not (np.isfinite([low, high]).all() and (low < high).all()):
         raise UserError(f"{path}: 'action_space' is no Box with finite bounds; only such sets can be read")

@@ -220,6 +220,7 @@ def cut_file(folder: Path) -> None:
     (say(action_space=json.dumps({"type": "Discrete", "n": 2})), "no Box"),
     (say(action_space=box(-np.inf, 1)), "no Box with finite bounds"),
     (say(action_space=json.dumps({"type": "Box", "low": [-1] * 5, "high": 1})), "does not fit actions of 3"),
+    (say(action_space=json.dumps({"type": "Box", "low": [-(10**400)] * 3, "high": 1})), "does not fit actions of 3"),
     (say(env_spec="{"), "not Minari's metadata"),
     (say(env_spec="[3]"), "not Minari's metadata"),
     (cut_file, "not a readable HDF5 file"),
