@@ -60,7 +60,7 @@ def ways_of_a_layer(sparsity: float, batch: int) -> dict[str, Callable[[], objec
     `inference.forward` holds them in blocks of columns, each of which is what the layer before has made.
     """
     source = torch.Generator().manual_seed(0)
-    stacked = StackedLinear(1, UNITS, UNITS, [generator(0, "layer")])
+    stacked = StackedLinear(UNITS, UNITS, [generator(0, "layer")])
     keep = torch.randperm(UNITS * UNITS, generator=source)[: round((1 - sparsity) * UNITS * UNITS)]
     stacked.weight.data.mul_(torch.zeros(UNITS * UNITS).index_fill_(0, keep, 1).view(1, UNITS, UNITS))
     weight, bias = stacked.weight.data[0], stacked.bias.data[0]

@@ -32,16 +32,14 @@ from retable.tasks.rl.play.states import Standard
 from retable.tasks.rl.recordings.d4rl import (
     TOLERANCE,
     contradicted,
-    end_defects,
     identify,
     impostor,
     named_environment,
-    opened,
     origin,
     read_d4rl,
 )
 from retable.tasks.rl.recordings.d4rl import read as read_file
-from retable.tasks.rl.recordings.episodes import COLUMNS, Recording, Rows, find_ends
+from retable.tasks.rl.recordings.episodes import COLUMNS, Recording, Rows, find_ends, with_remedy
 
 PROVENANCE: dict[str, type | tuple[type, ...]] = {
     "source": str,
@@ -194,8 +192,6 @@ def convert(
             contradicted, or does not fit.
 
     """
-    with opened(source):
-        pass
     info = identify(source, environment, name)
     if simulator not in (None, info["simulator"]):
         if info["simulator"] != "unknown":
@@ -255,15 +251,14 @@ def inspect(
 
     """
     try:
-        with opened(source):
-            pass
         if why := contradicted(source, environment):
             raise UserError(why)
         named, version = named_environment(source)
         environment = environment or named
         space = environment and _space(source, environment, simulator or version)
         reading = read_file(source, space or None, skip)
-        defects = [*reading.defects, *end_defects(source, reading)]
+        ends = with_remedy(reading.ends, reading.row_name) if reading.ends and not reading.defects else []
+        defects = [*reading.defects, *(f"{source}: {line}" for line in ends)]
     except UserError as error:
         return [str(error)], []
     impostors = impostor(source, file_digest(source))

@@ -46,22 +46,18 @@ class Data(Protocol):
     @property
     def states(self) -> int:
         """Size of an observation."""
-        ...
 
     @property
     def actions(self) -> int:
         """Size of an action."""
-        ...
 
     @property
     def max_action(self) -> float:
         """Bound of every action dimension."""
-        ...
 
     @property
     def standard(self) -> Standard | None:
         """What the states of every batch are standardized by."""
-        ...
 
     def sample(self, member: int, size: int) -> Mapping[str, Tensor]:
         """Draw transitions for a member, (size, ...) each, always the same for the same member's seed."""

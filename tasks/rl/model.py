@@ -53,10 +53,9 @@ class StackedLinear(nn.Module):
     pattern: Pattern | None = None
     features_first = False
 
-    def __init__(self, members: int, inputs: int, outputs: int, generators: Sequence[torch.Generator]) -> None:
+    def __init__(self, inputs: int, outputs: int, generators: Sequence[torch.Generator]) -> None:
         super().__init__()
-        if len(generators) != members:
-            raise ValueError(f"{len(generators)} generators for {members} members")
+        members = len(generators)
         bound = inputs**-0.5
         self.weight = nn.Parameter(torch.empty(members, outputs, inputs))
         self.bias = nn.Parameter(torch.empty(members, outputs))
@@ -86,10 +85,9 @@ class Actor(nn.Module):
         generators: Sequence[torch.Generator],
     ) -> None:
         super().__init__()
-        members = len(generators)
-        self.l1 = StackedLinear(members, states + actions, hidden[0], generators)
-        self.l2 = StackedLinear(members, hidden[0], hidden[1], generators)
-        self.l3 = StackedLinear(members, hidden[1], actions, generators)
+        self.l1 = StackedLinear(states + actions, hidden[0], generators)
+        self.l2 = StackedLinear(hidden[0], hidden[1], generators)
+        self.l3 = StackedLinear(hidden[1], actions, generators)
         self.max_action, self.perturbation = max_action, perturbation
 
     def forward(
@@ -108,13 +106,12 @@ class Critic(nn.Module):
         self, states: int, actions: int, hidden: tuple[int, int], generators: Sequence[torch.Generator]
     ) -> None:
         super().__init__()
-        members = len(generators)
-        self.l1 = StackedLinear(members, states + actions, hidden[0], generators)
-        self.l2 = StackedLinear(members, hidden[0], hidden[1], generators)
-        self.l3 = StackedLinear(members, hidden[1], 1, generators)
-        self.l4 = StackedLinear(members, states + actions, hidden[0], generators)
-        self.l5 = StackedLinear(members, hidden[0], hidden[1], generators)
-        self.l6 = StackedLinear(members, hidden[1], 1, generators)
+        self.l1 = StackedLinear(states + actions, hidden[0], generators)
+        self.l2 = StackedLinear(hidden[0], hidden[1], generators)
+        self.l3 = StackedLinear(hidden[1], 1, generators)
+        self.l4 = StackedLinear(states + actions, hidden[0], generators)
+        self.l5 = StackedLinear(hidden[0], hidden[1], generators)
+        self.l6 = StackedLinear(hidden[1], 1, generators)
 
     def q1(
         self, observations: Float[Tensor, "member batch state"], actions: Float[Tensor, "member batch action"]
@@ -144,14 +141,14 @@ class Vae(nn.Module):
         generators: Sequence[torch.Generator],
     ) -> None:
         super().__init__()
-        members, latent = len(generators), 2 * actions
-        self.e1 = StackedLinear(members, states + actions, hidden[0], generators)
-        self.e2 = StackedLinear(members, hidden[0], hidden[1], generators)
-        self.mean = StackedLinear(members, hidden[1], latent, generators)
-        self.log_std = StackedLinear(members, hidden[1], latent, generators)
-        self.d1 = StackedLinear(members, states + latent, hidden[0], generators)
-        self.d2 = StackedLinear(members, hidden[0], hidden[1], generators)
-        self.d3 = StackedLinear(members, hidden[1], actions, generators)
+        latent = 2 * actions
+        self.e1 = StackedLinear(states + actions, hidden[0], generators)
+        self.e2 = StackedLinear(hidden[0], hidden[1], generators)
+        self.mean = StackedLinear(hidden[1], latent, generators)
+        self.log_std = StackedLinear(hidden[1], latent, generators)
+        self.d1 = StackedLinear(states + latent, hidden[0], generators)
+        self.d2 = StackedLinear(hidden[0], hidden[1], generators)
+        self.d3 = StackedLinear(hidden[1], actions, generators)
         self.max_action, self.latent = max_action, latent
 
     def decode(

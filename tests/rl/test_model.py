@@ -35,7 +35,7 @@ def test_a_layer_starts_as_torch_linear_does():
     plain = [nn.Linear(7, 4), nn.Linear(4, 9)]
     sources = [torch.Generator().manual_seed(8), torch.Generator().manual_seed(3)]
     for layer, shape in zip(plain, ((7, 4), (4, 9)), strict=True):
-        ours = StackedLinear(2, *shape, sources)
+        ours = StackedLinear(*shape, sources)
         torch.testing.assert_close(ours.weight[1], layer.weight, rtol=1e-6, atol=1e-7)
         torch.testing.assert_close(ours.bias[1], layer.bias, rtol=1e-6, atol=1e-7)
         assert not torch.allclose(ours.weight[0], layer.weight)

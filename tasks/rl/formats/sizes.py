@@ -16,6 +16,7 @@ from torch import Tensor
 from retable.platform.errors import UserError
 from retable.tasks.rl.formats.compact import assemble, deployable, encode
 from retable.tasks.rl.formats.precisions import COMPACT
+from retable.tasks.rl.play.states import by_network
 
 
 def saved(state: Mapping[str, Tensor]) -> bytes:
@@ -88,24 +89,18 @@ def every_size(weights: Mapping[str, Tensor], archives: bool = False) -> dict[st
     `all` and `deployable_...` are. What a precision cannot hold (NaN in int8) has no number. With
     `archives` each network has `archived_bytes` too.
     """
-    networks: dict[str, dict[str, Tensor]] = {}
-    for name, value in weights.items():
-        networks.setdefault(name.split(".")[0], {})[name] = value
+    networks = by_network(weights)
     policies = ("bc", "bcq") if "actor" in networks else ("bc",)
     acting = {f"deployable_{policy}": deployable(weights, policy) for policy in policies}
     counts = {what: {"dense": file_bytes(state)} for what, state in acting.items()}
-    for network, state in networks.items():
-        parameters = {name.removeprefix(f"{network}."): value for name, value in state.items()}
+    for network, parameters in networks.items():
         counts[network] = stored_bytes(parameters) | (archived_bytes(parameters) if archives else {})
+    names = {network: [f"{network}.{name}" for name in parameters] for network, parameters in networks.items()}
     for form, precision in COMPACT.items():
         with suppress(UserError):
             encoded = {name: encode(value, precision, name) for name, value in weights.items()}
-            files = {
-                what: assemble({name: encoded[name] for name in state}, precision)
-                for what, state in (networks | acting).items()
-            }
-            for what, file in files.items():
-                counts[what][form] = len(file)
+            for what, held in {**names, **acting}.items():
+                counts[what][form] = len(assemble({name: encoded[name] for name in held}, precision))
     counts["all"] = {form: sum(counts[network][form] for network in networks) for form in counts["vae"]}
     counted = {f"bytes/{what}/{form}": float(size) for what, sizes in counts.items() for form, size in sizes.items()}
     ratios = {

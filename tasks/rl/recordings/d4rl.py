@@ -21,7 +21,7 @@ from retable.platform.store.run import file_digest
 from retable.platform.text import plural
 from retable.tasks.rl.metrics import D4RL
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes
-from retable.tasks.rl.recordings.episodes import Ends, Recording, Rows, find_ends, record_of, with_remedy
+from retable.tasks.rl.recordings.episodes import Ends, Recording, Rows, find_ends, record_of
 
 if TYPE_CHECKING:
     from retable.platform.store.download import Published
@@ -274,13 +274,6 @@ def too_long(lengths: Array, space: Spaces) -> list[str]:
     return [f"{which}{more}: {space.environment} stops at {space.steps:,}; marks are missing, or its limit was another"]
 
 
-def end_defects(path: Path, reading: Reading) -> list[str]:
-    """Return a line for each kind of wrong end of episodes, where a file is sound otherwise."""
-    if reading.ends is None or reading.defects:
-        return []
-    return [f"{path}: {line}" for line in with_remedy(reading.ends, reading.row_name)]
-
-
 def read_d4rl(path: Path, space: Spaces | None = None, skip: Collection[int] = (), mending: bool = False) -> Recording:
     """Read a file (see `read`) into the internal form's columns.
 
@@ -371,10 +364,11 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
     """Return a file's source, name, environment, simulator, ..., from its SHA-256 and the names that the user gave.
 
     Raises:
-        UserError: where the environment or name is missing, reserved or contradicted.
+        UserError: where the file is missing or no HDF5, or the environment or name is missing, reserved or
+            contradicted.
 
     """
-    checksum = file_digest(source)
+    about, checksum = origin(source), file_digest(source)
     files = {source.name: checksum}
     if published := D4RL["files"].get(checksum):
         for given, right in ((environment, published["environment"]), (name, published["name"])):
@@ -391,7 +385,6 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
         }
     if wrong := contradicted(source, environment):
         raise UserError(wrong)
-    about = origin(source)
     environment = environment or about.get("environment")
     if not environment or not name:
         why = impostor(source, checksum)
