@@ -238,16 +238,13 @@ def provenance(storage: Storage) -> dict[str, Any]:
     return storage.read_record("dataset.json", PROVENANCE, REMEDY)
 
 
-def inspect(
-    source: Path, environment: str | None = None, simulator: str | None = None, skip: Collection[int] = ()
-) -> tuple[list[str], list[str]]:
+def inspect(source: Path, environment: str | None = None, simulator: str | None = None) -> tuple[list[str], list[str]]:
     """Return one line for each defect of an HDF5 file in D4RL's format, and its remarks.
 
     Args:
         source: the file.
         environment: a Gymnasium environment without version, where the file or its name do not say it.
         simulator: the environment's version, such as `v4`, likewise.
-        skip: numbers of episodes that would be left out.
 
     """
     try:
@@ -256,7 +253,7 @@ def inspect(
         named, version = named_environment(source)
         environment = environment or named
         space = environment and _space(source, environment, simulator or version)
-        reading = read_file(source, space or None, skip)
+        reading = read_file(source, space or None)
         ends = with_remedy(reading.ends, reading.row_name) if reading.ends and not reading.defects else []
         defects = [*reading.defects, *(f"{source}: {line}" for line in ends)]
     except UserError as error:

@@ -97,15 +97,13 @@ def import_minari(
         return store(made.columns, made.returns, target, {**info, "files": files, **notes_of(made, skip)})
 
 
-def inspect(
-    source: Path, environment: str | None = None, version: str | None = None, skip: Collection[int] = ()
-) -> tuple[list[str], list[str]]:
+def inspect(source: Path, environment: str | None = None, version: str | None = None) -> tuple[list[str], list[str]]:
     """Return a line for the first defect of a data set, by which it cannot be read, and its remarks."""
     try:
         about = metadata(source)
         info = identify(source, about, environment or ("" if not about["env_spec"] else None), "any", version)
         space = spaces(simulator(info["environment"], info)) if info["environment"] else None
-        made = read_minari(source, about, space, skip)
+        made = read_minari(source, about, space)
     except UserError as error:
         return [str(error)], []
     return [], made.remarks
