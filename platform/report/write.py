@@ -90,7 +90,7 @@ def keep_section(
         part = fill(plan, name, results)
         files = {"csv": part.frame().to_csv(index=False).encode()} if part.filled else {}
         if isinstance(table, Figure):
-            files |= _pictures(name, table, results) if part.filled else {}
+            files |= _pictures(name, table, results) if any(results.replicates.values()) else {}
             part = replace(part, drawn="png" in files)
         else:
             files["tex"] = latex(part).encode()

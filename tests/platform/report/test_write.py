@@ -35,6 +35,7 @@ from retable.platform.report.papers import in_order
 from retable.platform.report.render import commits, latex, markdown, other_code, remarks
 from retable.platform.report.results import gather, train_line
 from retable.platform.report.write import fill_and_keep, sections, write_report
+from retable.platform.spec.table import Results
 from retable.platform.spec.task import Scale, config_at, find, find_table
 from retable.platform.store.provenance import code_of
 from retable.platform.store.storage import Storage
@@ -257,6 +258,23 @@ def test_a_figure_whose_drawing_fails_says_why_and_leaves_the_rest(filled, capsy
     why = r"line/figure1: its drawing fails: KeyError: 'acuracy' \(test_write.py:\d+\)"
     assert part.drawn and re.search(why, " ".join(capsys.readouterr().err.split()))
     assert part.filled and into.read("line-figure1-quick.png").startswith(b"\x89PNG")
+
+
+def test_a_figure_of_which_everything_diverged_is_not_drawn(filled, capsys, monkeypatch):
+    """Drawings of nothing failed, and an error of Matplotlib's was shown in the figure's place."""
+
+    def all_diverged(plan, name):
+        rows = gather(plan, name).replicates
+        return Results({label: [replace(one, diverged="loss is nan") for one in ones] for label, ones in rows.items()})
+
+    def draw(results):
+        raise ValueError("Number of rows must be a positive integer, not 0")
+
+    monkeypatch.setattr(report, "gather", all_diverged)
+    task, figure = find_table("line/figure1")
+    plan = compile_plan({"line/figure1": (task, replace(figure, draw=draw))}, filled[0])
+    part = fill_and_keep(plan, filled[0] / "nothing")["line/figure1"]
+    assert part.filled and not part.drawn and capsys.readouterr().err == ""
 
 
 def test_a_figure_is_drawn_and_its_numbers_are_beside_it(filled):
