@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.style.files import assets, images
-from retable.tasks.style.networks import transformer
+from retable.tasks.style.networks import tiling, transformer
 from retable.tasks.style.tools.pictures.regions import Mask
 from retable.tasks.style.tools.pictures.stylise import Options, open_paintings
 from retable.tasks.style.tools.video.painted import SHARE, Painter
@@ -119,7 +119,7 @@ def test_a_frame_that_memory_does_not_hold_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Painter, "optimise", short)
     with pytest.raises(UserError, match=r"^a frame does not fit into memory; use a smaller --size$"):
         painter(tmp_path)(piece(photograph()))
-    monkeypatch.setattr(transformer, "stylise", short)
+    monkeypatch.setattr(tiling, "stylise", short)
     frames = piece(photograph(), photograph())
     with pytest.raises(UserError, match=r"^2 frames do not fit into memory; use --batch 1, or a smaller --size$"):
         Stylist(transformer.TransformerNetwork(4))(frames)
