@@ -106,7 +106,9 @@ def test_the_first_interrupt_ends_it_at_once_where_ray_is_gone(tmp_path):
         (raylet,) = [each for each in children(server) if each.name() == "raylet"]
         raylet.kill()
         server.send_signal(signal.SIGINT)
-        assert server.wait(15) == 1, (tmp_path / "log").read_text()
+        # 0 where the signal comes before the news that Ray is gone: then there was nothing to wait for.
+        assert server.wait(15) in (0, 1), (tmp_path / "log").read_text()
+        assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 @pytest.fixture(scope="module")
