@@ -16,6 +16,7 @@ os.environ["RETABLE_TASKS"] = str(Path(__file__).parent / "extra_tasks")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 for name in ("RAY_ADDRESS", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
     os.environ.pop(name, None)  # Ray would join that cluster, Typer would colour what tests read
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test starts would compile retable anew
 
 import random  # noqa: E402
 
