@@ -474,7 +474,9 @@ def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: 
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
     trained = [replicate for row in present if isinstance(row, Row) for replicate in rows[row.label]]
-    folders = [RunFolder.of(plan.storage, task, replicate.config) for replicate in trained]
+    configs = {id(replicate.config): replicate.config for replicate in trained}  # replicates share theirs
+    named = {key: RunFolder.of(plan.storage, task, config) for key, config in configs.items()}
+    folders = [named[id(replicate.config)] for replicate in trained]
     read_ahead(folders, [replicate.view for replicate in trained], taken)
     for replicate, folder in zip(trained, folders, strict=True):
         _add(plan, task, replicate.config, replicate.view, folder)

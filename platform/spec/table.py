@@ -603,6 +603,7 @@ def expand(table: AnyTable, row: Row | Measurement, default: OwnConfig, default_
     scaled = {} if isinstance(row, Measurement) else table.overrides
     user, user_view = split_view(table.changes)
     base = override_lineage(wanted, scaled)
+    configs: dict[object, OwnConfig] = {}  # one for all replicates that differ in their views alone: they are many
     views: dict[object, OwnView] = {}
     fixed = {path: value for path, value in row.overrides.items() if path in table.over}
     fixed |= {f"view.{path}": v for path, v in (view_overrides or {}).items() if f"view.{path}" in table.over}
@@ -610,11 +611,14 @@ def expand(table: AnyTable, row: Row | Measurement, default: OwnConfig, default_
     for combination in itertools.product(*axes.values()):
         point = dict(zip(axes, combination, strict=True))
         changes, seen = split_view(point)
-        config = override_lineage(base, {**user, **changes})
+        same = tuple((path, repr(value)) for path, value in changes.items())
+        config = configs.get(same)
+        if config is None:
+            config = configs[same] = override_lineage(base, {**user, **changes})
         view = None
         if view_overrides is not None:
             key = (config.epochs, *((path, repr(value)) for path, value in seen.items()))
-            view = views.get(key)  # one for all replicates that read their runs alike: they are many
+            view = views.get(key)  # one for all replicates that read their runs alike
             if view is None:
                 view = views[key] = resolve(override(default_view, {**view_overrides, **user_view, **seen}), config)
         expanded.append(Replicate(row.label, {**fixed, **point}, config, view))

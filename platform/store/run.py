@@ -413,19 +413,20 @@ def contiguous(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
 
 
-_named: tuple[object, str] = (None, "")
-"""The view that was named last: a table's rows share theirs, and ask for its name again and again."""
+_named: dict[int, tuple[object, str]] = {}
+"""Identity of a view -> the view, and its name: a table's rows share a few, and ask for their names again and again."""
 
 
 def view_key(view: object) -> str:
     """Return the name of a view's folder: its class and a hash of its fields."""
-    global _named
-    last, name = _named
-    if view is not last:  # a view never changes
+    known = _named.get(id(view))  # a view never changes, and one that is held shares its identity with no other
+    if known is None:
         text = json.dumps(naming(view), sort_keys=True)
-        name = f"{choice_name(type(view))}-{sha256(text.encode())[:12]}"
-        _named = (view, name)
-    return name
+        known = (view, f"{choice_name(type(view))}-{sha256(text.encode())[:12]}")
+        if len(_named) >= 1000:
+            _named.clear()
+        _named[id(view)] = known
+    return known[1]
 
 
 def sample_path(step: int) -> str:
