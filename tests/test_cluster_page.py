@@ -1,6 +1,7 @@
 """docs/cluster.md: every refusal of the cluster's code has its line, and its commands are those of the command line."""
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import retable
 from retable.platform.cli import app as cli
 
 ROOT = Path(__file__).parents[1]
@@ -71,10 +73,17 @@ def test_the_plan_on_the_page_is_what_the_command_prints(monkeypatch, tmp_path):
     assert len(left_out) > 10 and sum(left_out) < int(most), "<0.01 counted as 0.01"
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """Return what plans tables at a scale: the first time as retable does, then the same plan."""
+    storage, plan = tmp_path_factory.mktemp("planned"), retable.plan
+    return functools.cache(lambda *tables, scale: plan(*tables, scale=scale, storage=storage))
+
+
 @pytest.mark.parametrize(
     "line", re.findall(r"\| `(\S+\.yaml)`[^|]* \| ([\d.]+) USD[^|]* \| ([^|]+?) \|", TEXT), ids=lambda line: line[0]
 )
-def test_what_rl_costs_on_the_page_is_what_the_command_prints(monkeypatch, tmp_path, line):
+def test_what_rl_costs_on_the_page_is_what_the_command_prints(monkeypatch, tmp_path, planned, line):
     file, money, clock = line
     if file == "lab.yaml":  # its content stands on the page
         content = TEXT.partition("`lab.yaml`:\n\n```yaml\n")[2].partition("```")[0]
@@ -83,7 +92,8 @@ def test_what_rl_costs_on_the_page_is_what_the_command_prints(monkeypatch, tmp_p
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("RETABLE_TASKS", raising=False)
     monkeypatch.setattr(cli, "GPU", tmp_path / "gpu.json")
-    words = ["plan", "rl", "--scale", "paper", "--cluster", file, "--storage", str(tmp_path)]
+    monkeypatch.setattr(retable, "plan", lambda *tables, scale, **_: planned(*tables, scale=scale))
+    words = ["plan", "rl", "--scale", "paper", "--cluster", file]
     printed = " ".join(CliRunner().invoke(cli.app, words).output.split())
     assert money in printed and clock in printed, (
         f"docs/cluster.md says {money} USD, {clock}; printed: {printed[-900:]}"

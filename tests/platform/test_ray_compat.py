@@ -1,4 +1,7 @@
-"""Private parts of Ray: each test fails where Ray has changed one, and says what then breaks in retable."""
+"""Private parts of Ray: each test fails where Ray has changed one, and says what then breaks in retable.
+
+Those of a Ray that runs are tested where one does: in `execute/test_session.py`.
+"""
 
 import ast
 import functools
@@ -30,6 +33,7 @@ FILES = sorted(
 COMPAT = ROOT / "platform" / "ray_compat.py"
 PRIVATE = re.compile(r"ray\.((.*\.)?_[a-z]|core\.generated|train\.v2\b)")
 NAMES = {"_base_exc", "_internal", "__mixins__", "core_worker", "enable_auto_connect"}
+SPELLED = re.compile(rf"\bray\b|{'|'.join(NAMES)}")
 
 
 def test_what_ray_prints_of_lost_processes_goes_to_a_function_while_a_block_runs():
@@ -64,8 +68,10 @@ def dotted(node):
 @functools.cache
 def private_uses(path):
     """Return the private names of Ray that a file imports, reads, sets, passes or spells in a string."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    found, text = set(), path.read_text()
+    if not SPELLED.search(text):  # most files: nothing to parse
+        return found
+    for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Import():
                 found |= {alias.name for alias in node.names}
@@ -145,7 +151,7 @@ def test_ray_connects_by_itself_as_before_but_not_in_threads_that_a_session_left
     assert bool(hook.enable_auto_connect) is former
 
 
-def test_ray_reads_its_switches_anew(monkeypatch):
+def test_ray_reads_its_switches_anew(monkeypatch, fresh):
     """Else SIGTERM while Ray starts takes 30 s, and sweeps print Tune's warnings of slow operations."""
     from ray._private.node import Node, ray_constants
     from ray.tune.utils.util import warn_if_slow
@@ -162,23 +168,38 @@ def test_ray_reads_its_switches_anew(monkeypatch):
     monkeypatch.undo()
     ray_compat.read_switches()
     here = [ray_constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, warn_if_slow.DEFAULT_THRESHOLD]
-    code = "from ray._private import ray_constants as c; from ray.tune.utils.util import warn_if_slow as w\n"
-    code += "print([c.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, w.DEFAULT_THRESHOLD])"
-    assert json.loads(python(code)) == here, "Ray's own defaults"
+    assert fresh["defaults"] == here, "Ray's own defaults"
+
+
+TOKEN = "s" * 32
+FRESH = """
+import json, os
+before = dict(os.environ)
+from ray._private import ray_constants as constants
+from ray.tune.utils.util import warn_if_slow
+defaults = [constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S, warn_if_slow.DEFAULT_THRESHOLD]
+import retable.platform.execute.session, retable.platform.execute.trials, retable.platform.execute.sweep
+from retable.platform import ray_compat
+same = before == dict(os.environ)
+print(json.dumps({"defaults": defaults, "same": same, "headers": ray_compat.auth_headers()}))
+"""
 
 
 def python(code, **variables):
-    """Return what code prints in a process whose environment has no switches."""
+    """Return what code prints, as JSON, in a process whose environment has no switches."""
     clean = {name: value for name, value in os.environ.items() if name not in session.QUIET}
     words = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(words, env=clean | variables, capture_output=True, text=True, check=True).stdout
+    return json.loads(subprocess.run(words, env=clean | variables, capture_output=True, text=True, check=True).stdout)
 
 
-def test_no_variable_is_set_when_a_module_is_imported():
-    code = (
-        "import os; before = dict(os.environ); import retable.platform.execute.session, retable.platform.execute.trials"
-    )
-    assert python(f"{code}, retable.platform.execute.sweep; print(before == dict(os.environ))") == "True\n"
+@pytest.fixture(scope="module")
+def fresh():
+    """What a process of its own tells, in which tokens are not used."""
+    return python(FRESH, RAY_AUTH_MODE="disabled", RAY_AUTH_TOKEN=TOKEN)
+
+
+def test_no_variable_is_set_when_a_module_is_imported(fresh):
+    assert fresh["same"] is True
 
 
 def test_switches_hold_inside_the_block_alone_and_leave_what_the_user_set(monkeypatch):
@@ -225,38 +246,6 @@ def test_ray_names_the_nodes_that_drain(monkeypatch):
     assert ray_compat.draining_nodes() == {"a"} and hasattr(ray._raylet.GlobalStateAccessor, "get_draining_nodes")
 
 
-def attempt(path):
-    """Return the number of this attempt; the first one's process ends."""
-    number = ray_compat.task_attempt()
-    with open(path, "a") as file:
-        file.write(str(number))
-    if number == 0:
-        os._exit(1)
-    return number
-
-
-class Busy:
-    """An actor that does nothing."""
-
-
-def test_a_running_ray_counts_attempts_and_tells_of_draining(tmp_path):
-    """Else a prediction whose process dies is tried for ever, and trainings do not notice that their node leaves."""
-    from ray._raylet import GcsClient
-    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
-
-    with session.ray_cluster():
-        begun = tmp_path / "begun"
-        assert ray.get(ray.remote(max_retries=2)(attempt).remote(str(begun))) == 1 and begun.read_text() == "01"
-        assert ray_compat.task_attempt() == 0 and ray_compat.autoscaler_limits() == {}
-        assert ray_compat.draining_nodes() == set()
-        busy = ray.remote(num_cpus=1)(Busy).remote()  # an idle node would be gone at once
-        ray.get(busy.__ray_ready__.remote())
-        place = ray.get_runtime_context()
-        gcs, reason = GcsClient(address=place.gcs_address), DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
-        assert gcs.drain_node(place.get_node_id(), reason, "test", 2**62 // 10**6)[0]
-        assert ray_compat.draining_nodes() == {place.get_node_id()}
-
-
 @pytest.mark.slow
 def test_a_driver_knows_whether_ray_lives_and_holds_names_while_it_does(tmp_path):
     code = """
@@ -281,13 +270,11 @@ os._exit(0)
     assert ran.stdout.split() == ["True", "None", "None", "''", "None", "None", "False"], ran.stderr
 
 
-def test_the_token_is_sent_where_tokens_are_used():
+def test_the_token_is_sent_where_tokens_are_used(fresh):
     """Else `retable submit` is refused by every cluster with a token."""
-    code = "from retable.platform import ray_compat; print(ray_compat.auth_headers())"
-    token = "s" * 32
-    said = python(code, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
-    assert ast.literal_eval(said) == {"authorization": f"Bearer {token}"}
-    assert python(code, RAY_AUTH_MODE="disabled", RAY_AUTH_TOKEN=token) == "{}\n"
+    code = "import json; from retable.platform import ray_compat; print(json.dumps(ray_compat.auth_headers()))"
+    assert python(code, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=TOKEN) == {"authorization": f"Bearer {TOKEN}"}
+    assert fresh["headers"] == {}
 
 
 def test_a_cluster_file_is_completed_and_checked():

@@ -291,14 +291,29 @@ def test_calls_in_two_threads_share_one_ray_that_the_last_of_them_ends(monkeypat
     assert log == ["start", "end"]
 
 
-def test_ray_starts_quietly_with_a_private_token_and_ends():
+def test_ray_starts_quietly_with_a_private_token_and_ends(tmp_path, monkeypatch):
+    """Else it asks, prints or stays; a Ray that runs is also asked for what `ray_compat` reads of one.
+
+    After its end Ray starts by itself as before, but not for a thread that was left: a reader of Ray Data that outlived
+    its stream started one, which died with that thread, and a minute later the process.
+    """
     import ray
 
-    mask = os.umask(0o022)
+    for name in cluster.QUIET:
+        monkeypatch.delenv(name, raising=False)
+    mask, failed, ended = os.umask(0o022), [], threading.Event()
+
+    def read():
+        ended.wait(60)
+        try:
+            ray.put(1)
+        except Exception as error:
+            failed.append(str(error))
+
     try:
         with cluster.ray_cluster():
             assert ray.is_initialized()
-            assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+            assert cluster.QUIET.items() <= os.environ.items() and cluster.QUIET["RAY_USAGE_STATS_ENABLED"] == "0"
             with cluster.ray_cluster():
                 pass
             assert ray.is_initialized(), "an inner one leaves the outer one running"
@@ -308,9 +323,54 @@ def test_ray_starts_quietly_with_a_private_token_and_ends():
             assert not token.exists() or not stat.S_IMODE(token.stat().st_mode) & 0o077
             assert ray.get(ray.remote(lambda: os.umask(0o022)).remote()) == 0o022, "others may read what runs write"
             cluster.check_cluster(ray.get_runtime_context().gcs_address)
-        assert not ray.is_initialized()
+            left = threading.Thread(target=read)
+            left.start()
+            check_attempts_are_counted(str(tmp_path / "begun"))
+            check_draining_is_told()
+        assert not ray.is_initialized() and not cluster.QUIET.keys() & os.environ.keys()
     finally:
         assert os.umask(mask) == 0o022
+    ended.set()
+    left.join(60)
+    assert "Ray has not been started" in failed[0] and not ray.is_initialized()
+    started = []
+    monkeypatch.setattr(ray, "init", lambda: started.append(1))
+    with pytest.raises(Exception, match="Ray has not been started"):
+        ray.put(1)
+    assert started == [1], "the user's own Ray starts by itself"
+
+
+def check_attempts_are_counted(begun):
+    """Else a prediction whose process dies is tried for ever."""
+    import ray
+
+    def attempt():
+        from retable.platform import ray_compat
+
+        number = ray_compat.task_attempt()
+        with open(begun, "a") as file:
+            file.write(str(number))
+        if number == 0:
+            os._exit(1)
+        return number
+
+    assert ray.get(ray.remote(max_retries=2)(attempt).remote()) == 1 and Path(begun).read_text() == "01"
+    assert ray_compat.task_attempt() == 0
+
+
+def check_draining_is_told():
+    """Else trainings do not notice that their node leaves; a cluster that cannot grow has no limits."""
+    import ray
+    from ray._raylet import GcsClient
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    assert ray_compat.autoscaler_limits() == {} and ray_compat.draining_nodes() == set()
+    busy = ray.remote(num_cpus=1)(type("Busy", (), {})).remote()  # an idle node would be gone at once
+    ray.get(busy.__ray_ready__.remote())
+    place = ray.get_runtime_context()
+    gcs, reason = GcsClient(address=place.gcs_address), DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    assert gcs.drain_node(place.get_node_id(), reason, "test", 2**62 // 10**6)[0]
+    assert ray_compat.draining_nodes() == {place.get_node_id()}
 
 
 @pytest.mark.slow
@@ -348,35 +408,6 @@ def test_an_interrupted_command_is_silent_of_the_processes_that_it_ends(tmp_path
         signal.signal(signal.SIGTERM, before)
     assert "Worker PID" in (tmp_path / "retable.txt").read_text()
     assert ("A worker died" in capfd.readouterr().err) is not bool(received)
-
-
-def test_after_its_end_ray_starts_by_itself_as_before_but_not_for_a_thread_that_was_left(monkeypatch):
-    """A reader of Ray Data that outlived its stream did: its Ray died with that thread, a minute later the process."""
-    import ray
-
-    started, failed, ended = [], [], threading.Event()
-
-    def read():
-        ended.wait(60)
-        try:
-            ray.put(1)
-        except Exception as error:
-            failed.append(str(error))
-
-    for name in cluster.QUIET:
-        monkeypatch.delenv(name, raising=False)
-    with cluster.ray_cluster():
-        assert cluster.QUIET.items() <= os.environ.items()
-        left = threading.Thread(target=read)
-        left.start()
-    assert not cluster.QUIET.keys() & os.environ.keys()
-    ended.set()
-    left.join(60)
-    assert "Ray has not been started" in failed[0] and not ray.is_initialized()
-    monkeypatch.setattr(ray, "init", lambda: started.append(1))
-    with pytest.raises(Exception, match="Ray has not been started"):
-        ray.put(1)
-    assert started == [1], "the user's own Ray starts by itself"
 
 
 @pytest.mark.slow
