@@ -25,7 +25,7 @@ from retable.platform.store.storage import Storage
 from retable.serve import application
 from retable.serve.deployments import subprocess_call
 from retable.serve.launch import address, choice, command, models, server
-from tests.serve import toys
+from tests.serve import painters, toys
 from tests.terminal import Terminal
 
 HERE = address.Address("127.0.0.1", 8000)
@@ -133,15 +133,6 @@ def test_the_template_serves_the_zoo(tmp_path, monkeypatch):
     assert task == "rl" and str(where) == str(tmp_path / "results")  # replicas run elsewhere
     named = {model.name for model in models.models_of(made["ingress"][2])}
     assert {"great_wave", "HalfCheetah"} <= named
-
-
-def test_who_deploys_imports_neither_torch_nor_tasks_and_the_ingress_no_torch():
-    code = "import sys, ray.serve, retable.serve.{}; print([n for n in sys.modules if n == 'torch' or '.tasks.' in n])"
-    for module in ("launch.command, retable.serve.launch.server", "ingress.app"):
-        ran = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code.format(module)], capture_output=True, text=True
-        )
-        assert ran.stdout.strip() == "[]", ran.stderr
 
 
 def test_replicas_get_the_storage_with_all_that_its_uri_said(served):
@@ -266,14 +257,15 @@ import sys, time
 from pathlib import Path
 from retable.platform.console import console, errors
 from retable.serve.launch.server import hangups
-with hangups():
+with hangups() as heard:
     try:
         print("ready", flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
         console.print("draining")
         errors.print("a note")
-        time.sleep(1)
+        Path(sys.argv[1]).touch()
+        heard.get(timeout=60)
         Path(sys.argv[1]).write_text("ended")
 """
 
@@ -282,21 +274,28 @@ def test_a_lost_terminal_ends_the_server_once_and_takes_no_more_output(tmp_path)
     terminal = Terminal([sys.executable, "-c", LOST, str(tmp_path / "ended")])
     terminal.read(until="ready")
     terminal.close()  # the kernel sends one SIGHUP
-    time.sleep(0.5)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "ended").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
     os.kill(terminal.pid, signal.SIGHUP)  # and the shell another
     assert os.waitpid(terminal.pid, 0)[1] == 0 and (tmp_path / "ended").read_text() == "ended"
 
 
-def test_a_server_without_standard_streams_hears_hangups():
-    heard = """
-import os, signal
-from retable.serve.launch.server import hangups
-with hangups() as heard:
+CLOSED = """
+import os, signal, sys
+from pathlib import Path
+import ray.serve, retable.serve.ingress.app, retable.serve.launch.command, retable.serve.launch.server as server
+Path(sys.argv[1]).write_text(str([name for name in sys.modules if name == "torch" or ".tasks." in name]))
+with server.hangups() as heard:
     os.kill(os.getpid(), signal.SIGHUP)
     raise SystemExit(40 + heard.get(timeout=5))
 """
-    closed = ["sh", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, heard]
+
+
+def test_the_command_and_the_ingress_import_neither_torch_nor_tasks_and_hear_hangups_without_streams(tmp_path):
+    closed = ["sh", "-c", '"$0" -W ignore -c "$1" "$2" <&- >&- 2>&-', sys.executable, CLOSED, tmp_path / "imported"]
     assert subprocess.run(closed).returncode == 40 + signal.SIGHUP
+    assert (tmp_path / "imported").read_text() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -398,7 +397,7 @@ def test_a_controller_that_is_silent_does_not_keep_the_command(monkeypatch):
         codes.append(code)
         released.set()
 
-    for name, stub in {"WATCH": 0.02, "PATIENCE": 0.1, "LAST": 0.1, "end": lambda _: released.wait(20)}.items():
+    for name, stub in {"WATCH": 0.02, "PATIENCE": -5, "LAST": 0.2, "end": lambda _: released.wait(20)}.items():
         monkeypatch.setattr(server, name, stub)
     monkeypatch.setattr(server.os, "_exit", leave_at_once)
     monkeypatch.setattr(server, "end_ray", lambda: None)
@@ -517,21 +516,9 @@ def refuse(text):
     raise UserError(text)
 
 
-def ordered(tell, numbers):
-    return sorted(numbers)
-
-
-def refused(tell, text):
-    refuse(text)
-
-
-def killed(tell):
-    os._exit(1)
-
-
 def test_what_runs_apart_gives_its_result_or_its_mistake():
-    assert subprocess_call.ProgressProcess(ordered, [2, 1]).wait() == [1, 2]
+    assert subprocess_call.ProgressProcess(painters.ordered, [2, 1]).wait() == [1, 2]
     with pytest.raises(UserError, match="no such run"):
-        subprocess_call.ProgressProcess(refused, "no such run").wait()
+        subprocess_call.ProgressProcess(painters.refused, "no such run").wait()
     with pytest.raises(UserError, match="a process of the server's was ended"):
-        subprocess_call.ProgressProcess(killed).wait()
+        subprocess_call.ProgressProcess(painters.killed).wait()
