@@ -1,6 +1,8 @@
 """A fifth task in four short files: fit a straight line to noisy points."""
 
-from matplotlib.figure import Figure as Drawing
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from retable.platform.spec.claims import Verdict, untested
 from retable.platform.spec.table import Claim, Column, Combined, Figure, Results, Row, Table
@@ -8,6 +10,9 @@ from retable.platform.spec.task import Dataset, Scale, Task
 from retable.tasks.line.config import Config, View
 from retable.tasks.line.data import Points, prepare, read, where
 from retable.tasks.line.learner import LineLearner, evaluate, mean, predict, validate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
 
 SLOW = Row(label="slow", overrides={"rate": 0.001}, view={}, published={"RMSE": 1.0})
 FAST = Row(label="fast", overrides={"rate": 0.1}, view={}, published={"RMSE": 0.1})
@@ -23,6 +28,8 @@ def better(results: Results) -> Verdict:
 
 def draw(results: Results) -> Drawing:
     """Draw the loss over training, a line a run."""
+    from matplotlib.figure import Figure as Drawing  # it takes half a second of every process
+
     figure = Drawing()
     axis = figure.subplots()
     for label, replicates in results.replicates.items():

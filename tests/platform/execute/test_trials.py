@@ -32,9 +32,13 @@ from tests.platform.trials import trial_processes
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with ray_cluster(nested=True):
-        yield
+def cluster(request):
+    """Start Ray, with the dashboard where slow tests, which alone have Train groups, are to run; yield its CPUs."""
+    import ray
+
+    slow = any(item.get_closest_marker("slow") for item in request.session.items if item.path == request.path)
+    with ray_cluster(nested=slow):
+        yield int(ray.cluster_resources()["CPU"])
 
 
 def plainly(storage, workers=1, **changes):
@@ -130,16 +134,18 @@ def test_a_table_is_filled_and_the_second_call_trains_nothing(cluster, tmp_path,
     where = str(tmp_path / "ray")
     Path(where).mkdir()
     Path(where, ".ray").write_text("no folder")  # whatever Tune wrote on the storage would fail
-    filled = retable.reproduce("line/table1", storage=where)["line/table1"]
-    assert retable.plan("line/table1", storage=where).nothing_to_do
-    assert [len(row.replicates) for row in filled.rows] == [2, 2, 2, 2, 2, 0] and filled.claims[0].status == "holds"
+    request = {"storage": where, "set": {"seed": 1}}
+    one_process = Resources(cpus=cluster)  # for all trials, one after the other: each that starts takes seconds
+    filled = retable.reproduce("line/table1", **request, resources=one_process)["line/table1"]
+    assert retable.plan("line/table1", **request).nothing_to_do
+    assert [len(row.replicates) for row in filled.rows] == [1, 1, 1, 1, 1, 0] and filled.claims[0].status == "holds"
     oracle = plainly(Storage.open(tmp_path / "plain"), seed=1)
     run = retable.load(oracle.fingerprint, storage=where)
     assert numbers(run.result) == numbers(oracle.result())
     assert run.result["weights"] == oracle.result()["weights"] | run.result["weights"]
     before = {path: path.stat().st_mtime_ns for path in Path(where, "runs").rglob("*") if path.is_file()}
     assert "Last result" not in capfd.readouterr().out
-    retable.reproduce("line/table1", storage=where)
+    retable.reproduce("line/table1", **request)
     assert {path: path.stat().st_mtime_ns for path in Path(where, "runs").rglob("*") if path.is_file()} == before
     assert "to do" not in capfd.readouterr().out
     page, details = (Path(where, "report", name).read_text() for name in ("index.html", "details.js"))
