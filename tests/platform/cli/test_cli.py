@@ -58,6 +58,11 @@ def test_list_names_tasks_tables_scales_and_spaces(retable):
         assert word in found.stdout
 
 
+def own():
+    """Return the environment without the tests' tasks, which import torch."""
+    return {name: value for name, value in os.environ.items() if name != "RETABLE_TASKS"}
+
+
 HEAVY = ("torch", "ray", "cv2", "transformers", "matplotlib", "scipy", "pandas")
 
 
@@ -72,8 +77,7 @@ for line in {lines}:
     try: app.main()
     except SystemExit as ended: print(line, ended.code, *sorted(set({HEAVY}) & set(sys.modules)), file=sys.stderr)
 """
-    own = {name: value for name, value in os.environ.items() if name != "RETABLE_TASKS"}  # its tasks import torch
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=own)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=own())
     *ended, error, last = found.stderr.splitlines()
     assert [*ended, last] == [f"{line} {0 if line != lines[-1] else 2}" for line in lines]
     assert error.endswith("Did you mean 'score'?; see `retable weather --help`")
@@ -100,7 +104,8 @@ def test_a_reader_that_stops_early_is_no_failure(words):
     code = f"import sys; sys.argv = ['retable', {words!r}]; from retable.platform.cli import app as cli; cli.main()"
     read, write = os.pipe()
     os.close(read)
-    found = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300, env=own())
     os.close(write)
     assert found.returncode == 0 and not found.stderr
 
