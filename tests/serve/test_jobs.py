@@ -13,10 +13,12 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
@@ -523,8 +525,31 @@ def test_jobs_are_one_deployment_where_styles_are_served():
     assert "jobs" not in application.reserved(["rl"], {})
 
 
+def check_photographs(client):
+    from retable.tasks.style.files import assets, images
+    from retable.tasks.style.networks import transformer
+    from retable.tasks.style.tools.pictures.batches import nothing
+    from retable.tasks.style.tools.pictures.stylise import NetworkStyle, Options
+
+    pixels = images.fit(images.read(assets.paintings()["great_wave"]).pixels, 96)
+    data, network = images.encode_png(pixels), transformer.find("great_wave")
+    wanted = NetworkStyle(network, Options())([pixels], nothing)[0].pixels
+    assert np.array_equal(images.read(client.stylise("great_wave", data)).pixels, wanted)
+    half = images.read(client.stylise("great_wave", data, size=48, strength=0.5, colours="original", format="jpeg"))
+    assert max(half.pixels.shape) == 48
+    answer = client.ask("POST", "/v1/style/great_wave", body=data)
+    assert answer.headers["content-type"] == "image/png" and answer.headers["x-retable-model"] == "style/great_wave"
+    assert answer.headers["x-retable-data"] == "free" and answer.headers["x-request-id"]
+    bomb = io.BytesIO()
+    Image.new("1", (6000, 6000)).save(bomb, "PNG")
+    for body, status in ((b"GIF89a", 400), (bomb.getvalue(), 413)):
+        with pytest.raises(ServeError) as refused:
+            client.ask("POST", "/v1/style/great_wave", body=body)
+        assert refused.value.status == status
+
+
 @pytest.mark.slow
-def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
+def test_photographs_and_videos_are_painted_through_serve_as_by_the_command(tmp_path):
     from retable.serve.launch import address, choice, server
     from retable.tasks.style.networks import transformer
     from retable.tasks.style.tools.video import steady
@@ -532,6 +557,7 @@ def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
 
     storage = Storage.open(tmp_path / "results")
     (wave,) = (m for m in choice.choose_models(choice.Wanted(["style"], zoo=True), storage) if m.name == "great_wave")
+    wave = replace(wave, about={**wave.about, "data": "free"})
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -542,6 +568,7 @@ def test_a_video_is_painted_through_serve_as_by_the_command(tmp_path):
     stylise_video(tmp_path / "clip.mp4", tmp_path / "wanted.mp4", steady.stylise_stream(stylist))
     with server.serving([wave], storage, where):
         client, seen = Client(where.url), []
+        check_photographs(client)
         made = client.stylise_video("great_wave", body, report=seen.append)
         assert seen[-1]["state"] == "done" and seen[-1]["frames"] == seen[-1]["frames_total"] == 24
         (pictures, sounds), (wanted, _), (_, sent) = map(look, (made, (tmp_path / "wanted.mp4").read_bytes(), body))

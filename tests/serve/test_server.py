@@ -1,24 +1,17 @@
-"""One server, started once on Ray: every endpoint of policies and styles, as a client meets it."""
+"""One server, started once on Ray: every endpoint of policies, as a client meets it; styles are in `test_jobs.py`."""
 
 import concurrent.futures
-import io
 import json
 import socket
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from retable.platform.errors import UserError
-from retable.platform.models.zoo import zoo
 from retable.platform.store.storage import Storage
 from retable.serve.client import Client, ServeError
 from retable.serve.launch import address, models, server
-from retable.tasks.style.files import assets, images
-from retable.tasks.style.networks import transformer
-from retable.tasks.style.tools.pictures.batches import nothing
-from retable.tasks.style.tools.pictures.stylise import NetworkStyle, Options
 from tests.serve import toys
 
 # Of Ray's own: sockets and subprocesses that it leaves to the garbage collector, and its use of old names of asyncio.
@@ -37,19 +30,12 @@ def client(tmp_path_factory):
         models.keep(toys.policy_file(0), storage, task="rl", name="InvertedPendulum", variant="dense"),
         models.keep(toys.policy_file(1), storage, task="rl", name="InvertedPendulum", variant="other"),
     ]
-    wave = zoo("style")["great_wave"].read_bytes()
-    served.append(models.keep(wave, storage, task="style", name="great_wave", about={"data": "free"}))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     where = address.Address("127.0.0.1", port, TOKEN)
     with server.serving(served, storage, where):
         yield Client(where.url, TOKEN)
-
-
-def photograph(size=96):
-    pixels = images.fit(images.read(assets.paintings()["great_wave"]).pixels, size)
-    return images.encode_png(pixels), pixels
 
 
 def test_policies_act_alike_whatever_batch_they_ride_in(client):
@@ -69,18 +55,6 @@ def test_policies_act_alike_whatever_batch_they_ride_in(client):
         assert found.shape == (len(rows), 1) and np.abs(found - wanted).max() <= 1e-5
 
 
-def test_a_photograph_is_painted_as_by_the_command(client):
-    data, pixels = photograph()
-    network = transformer.find("great_wave")
-    wanted = NetworkStyle(network, Options())([pixels], nothing)[0].pixels
-    assert np.array_equal(images.read(client.stylise("great_wave", data)).pixels, wanted)
-    half = images.read(client.stylise("great_wave", data, size=48, strength=0.5, colours="original", format="jpeg"))
-    assert max(half.pixels.shape) == 48
-    answer = client.ask("POST", "/v1/style/great_wave", body=data)
-    assert answer.headers["content-type"] == "image/png" and answer.headers["x-retable-model"] == "style/great_wave"
-    assert answer.headers["x-retable-data"] == "free" and answer.headers["x-request-id"]
-
-
 def test_what_cannot_be_answered_is_a_problem(client):
     def refused(*arguments, **options):
         with pytest.raises(ServeError) as caught:
@@ -94,10 +68,6 @@ def test_what_cannot_be_answered_is_a_problem(client):
     )  # fmt: skip
     assert refused("POST", "/v1/rl/Hoper", body=b"{}")[0] == 404
     assert refused("POST", path, body=b"x" * (5 << 20))[0] == 413
-    assert refused("POST", "/v1/style/great_wave", body=b"GIF89a")[0] == 400
-    bomb = io.BytesIO()
-    Image.new("1", (6000, 6000)).save(bomb, "PNG")
-    assert refused("POST", "/v1/style/great_wave", body=bomb.getvalue())[0] == 413
     with pytest.raises(ServeError, match="401: a token is needed"):
         Client(client.url).models()
 
@@ -114,9 +84,7 @@ def test_a_wrong_request_does_not_fail_its_neighbours(client):
 
 
 def test_it_says_what_it_serves_and_what_it_accepts(client):
-    assert [(model["task"], model["variant"]) for model in client.models()] == [
-        ("rl", "dense"), ("rl", "other"), ("style", ""),
-    ]  # fmt: skip
+    assert [(model["task"], model["variant"]) for model in client.models()] == [("rl", "dense"), ("rl", "other")]
     assert client.limits()["pixels"] == 25_000_000
     page = Client(client.url).ask("GET", "/")
     assert page.headers["content-type"].startswith("text/html") and b"retable" in page.body
