@@ -42,7 +42,7 @@ def converted(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 ending = st.tuples(st.integers(1, 5), st.sampled_from(["terminal", "timeout", "both"]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     episodes=st.lists(ending, min_size=1, max_size=6),
     tail=st.integers(0, 3),

@@ -172,7 +172,7 @@ def test_the_zoo_has_policies_that_say_how_they_play(name, least):
     assert actions.shape == (4, 6) and actions.abs().max() <= 1
 
 
-@pytest.mark.parametrize("name", ["snip-95", "grasp-95"])
+@pytest.mark.parametrize("name", ["snip-95", pytest.param("grasp-95", marks=pytest.mark.slow)])
 def test_a_pruned_policy_of_the_zoo_plays_as_well_as_the_behaviour(name):
     config, info, weights, policy = read_policy(zoo("rl")[f"HalfCheetah-{name}"].read_bytes(), name)
     played = predict(config, View(policy=policy, episodes=2), weights, Source(Storage.open("."), info), "all")

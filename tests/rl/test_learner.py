@@ -88,9 +88,9 @@ MIXED = [
 
 
 def test_a_stack_equals_separate_runs():
-    together, metrics = train(MIXED, 20)
+    together, metrics = train(MIXED, 10)
     for member, c in enumerate(MIXED):
-        alone, own = train([c], 20)
+        alone, own = train([c], 10)
         assert_states_equal(together.state_dict()[member], alone.state_dict()[0], **CLOSE)
         for ours, theirs in zip(metrics, own, strict=True):
             assert ours.keys() == theirs.keys() == {"vae_loss", "critic_loss", "actor_loss", "q"}
@@ -155,11 +155,11 @@ def test_pruned_weights_stay_exactly_zero(method):
     c = config(prune=replace(method(sparsity=0.7), **({"batch": 10} if method in (Snip, Grasp) else {})))
     ours, toy = learner([c])
     start = ours.state_dict()[0]["weights"]
-    for step in range(50):
+    for step in range(15):
         ours.step(toy.batch(step))
     again, _ = learner([c])
     again.load_state_dict(ours.state_dict())
-    again.step(toy.batch(50))
+    again.step(toy.batch(15))
     for state in (ours.state_dict()[0], again.state_dict()[0]):
         assert set(state["masks"]) == {name for name in state["weights"] if name.endswith("weight")}
         for name, mask in state["masks"].items():

@@ -173,7 +173,7 @@ def test_noise_is_added_to_the_committed_policy(policy: expert.Policy, tmp_path:
     assert abs(difference[:, :2][inner].mean()) < 0.01
     assert np.abs(columns["action"]).max() == 1, "the third action is near 1, so noise must be clipped there"
     assert info["behaviour"]["noise"] == 0.05 and info["behaviour"]["trained"] == {"steps": 1}
-    exact = data.read(recorded(tmp_path / "exact", policy="expert", noise=0)[0])
+    exact = data.read(recorded(tmp_path / "exact", transitions=300, policy="expert", noise=0)[0])
     np.testing.assert_allclose(exact["action"], policy(exact["observation"]), atol=1e-6)
 
 

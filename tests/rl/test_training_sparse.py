@@ -114,10 +114,10 @@ def test_what_trains_sparsely():
 @pytest.mark.parametrize(
     ("changes", "updates"),
     [
-        ({"prune": PRUNED}, 60),
-        ({"prune": Snip(sparsity=0.8, batch=10)}, 60),  # some layers sparse, some not
-        ({"prune": PRUNED, "algorithm": Bc()}, 60),
-        ({"prune": Random(sparsity=0.9, networks="critic")}, 60),  # one network sparse, the others dense and whole
+        ({"prune": PRUNED}, 25),
+        ({"prune": Snip(sparsity=0.8, batch=10)}, 25),  # some layers sparse, some not
+        ({"prune": PRUNED, "algorithm": Bc()}, 25),
+        ({"prune": Random(sparsity=0.9, networks="critic")}, 25),  # one network sparse, the others dense and whole
         pytest.param({"prune": PRUNED}, 1000, marks=pytest.mark.slow),
         pytest.param({"prune": Snip(sparsity=0.8, batch=10)}, 1000, marks=pytest.mark.slow),
     ],
