@@ -84,8 +84,12 @@ def run_here(task: Task, key: str) -> str:
     found = [
         f"[{scale}](results/{task.name}-{scale}/report.md)" for scale in ("small", "paper") if has(task, key, scale)
     ]
-    million = "[paper, a few rows](results/rl-million/report.md)"
-    return ", ".join(["smoke", *quick, *found, *([million] if has(task, key, "paper", "million") else [])])
+    million = [
+        f"[paper, a few rows](results/{task.name}-{part}/report.md)"
+        for part in ("million", "million-2")
+        if has(task, key, "paper", part)
+    ]
+    return ", ".join(["smoke", *quick, *found, *million])
 
 
 def cluster_gpus(cluster: Any, node: str) -> bool:

@@ -301,10 +301,12 @@ def frames(seed: int) -> Iterator[UInt8[np.ndarray, "180 320 3"]]:
     for frame in range(FRAMES):
         canvas = scene.copy()
         for row, column, down, across, radius, paint in movers:
-            distance = cv2.magnitude(y - row - down * frame, x - column - across * frame)
+            middle = (row + down * frame, column + across * frame)
+            part = tuple(slice(max(int(at - radius), 0), max(int(at + radius) + 2, 0)) for at in middle)
+            distance = cv2.magnitude(y[part] - row - down * frame, x[part] - column - across * frame)
             cover = np.clip(radius - distance, 0, 1)
             shade = (1.15 - 0.4 * distance / radius)[..., None]
-            blend(canvas, np.clip(np.array(paint, np.float32) * shade, 0, 255), cover)
+            blend(canvas[part], np.clip(np.array(paint, np.float32) * shade, 0, 255), cover)
         left = step * max(frame - start + 1, 0)
         yield np.rint(canvas[:, left : left + width]).astype(np.uint8)
 
