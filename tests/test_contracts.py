@@ -19,10 +19,11 @@ from retable.platform.spec.task import Startable, find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.platform.train.worker import Worker
-from tests.tiny import DATA, STEADY, VARIANTS, WAIT, Stopped, opened, timeless, tiny, trained, work
+from tests.tiny import COVERED, DATA, STEADY, VARIANTS, WAIT, Stopped, opened, timeless, tiny, trained, work
 
 TASKS = tuple(DATA)
 RUNS = [(name, changes) for name, variants in VARIANTS.items() for changes in variants]
+STATES = [pytest.param(*run, marks=[pytest.mark.slow] * (run in COVERED)) for run in RUNS]
 
 
 def startable(name, changes):
@@ -55,7 +56,7 @@ def same(one, other):
     return bool(one == other)
 
 
-@pytest.mark.parametrize(("name", "changes"), RUNS, ids=str)
+@pytest.mark.parametrize(("name", "changes"), STATES, ids=str)
 def test_interrupted_equals_uninterrupted_bit_for_bit(made, tmp_path, name, changes):
     data, config = made(name), tiny(name, changes)
     whole = trained(name, config, data, Storage.open(tmp_path / "whole"))

@@ -163,6 +163,19 @@ VARIANTS = {
 }
 """Task -> changes that give runs with a state of another kind."""
 
+COVERED = [
+    ("rl", {}),
+    ("rl", {"prune": "snip"}),
+    ("weather", UNET),
+    ("weather", {"model": "context", "model.filters": 4, "model.levels": 2}),
+    ("weather", UNET | {"loss": "soft_iou", "temporal_shift": True, "mask": "zero", "optimizer.fused": True}),
+    ("weather", UNET | {"loss": "dice_focal", "crop": "none"}),
+    ("style", {}),
+    ("audio", {}),
+    ("audio", NOISY),
+]
+"""Those whose states the others have too: optimizer, masks, random numbers and position."""
+
 STEADY = {
     "rl": {"prune": "snip", "steps": 2},
     "weather": UNET | {"steps": 2, "model.normalization": "instance", "model.dropout": 0.0},
