@@ -220,14 +220,14 @@ def pooled(pairs: list[tuple[Array, Array]]) -> float:
 
 
 def test_the_true_flow_beats_persistence_beats_always_rain() -> None:
-    """Oracle ceilings: pooled IoU at all 32 lead times of forecasts from the true rain, over 18 sequences."""
+    """Oracle ceilings: pooled IoU at all 32 lead times of forecasts from the true rain, over 12 sequences."""
     size, lead, gap = 24, 32, 34
     centre = slice(5 * size // 2, 7 * size // 2)
     place = np.stack(np.meshgrid(*[np.arange(6 * size, dtype=np.float32)[centre]] * 2, indexing="ij"))
     still: list[tuple[Array, Array]] = []
     moving: list[tuple[Array, Array]] = []
     always: list[tuple[Array, Array]] = []
-    for seed in range(3):
+    for seed in range(2):
         for number, sky in enumerate(simulate(Climate(fraction=0.08), size=size, slots=6 * gap, seed=seed)):
             rain, flow = sky.rain, block_mean(sky.flow)  # fine pixels a slot on the 12 km grid, as in truth/
             if number % gap == 0:
@@ -342,7 +342,7 @@ def test_overwritten_bytes_are_refused(
             return read_hdf5(file[key], slice(None))
 
     expected = read(sound)
-    for number in range(40):
+    for number in range(20):
         size = (1, 8, 4000)[number % 3]
         start = int(random.integers(len(sound) - size))
         stop = start + size
@@ -352,4 +352,4 @@ def test_overwritten_bytes_are_refused(
         except UserError as error:
             assert str(path) in str(error) and "write it again" in str(error) and "\n" not in str(error)
             refused += 1
-    assert refused >= 35
+    assert refused >= 17

@@ -223,7 +223,11 @@ def test_channels_last_changes_the_layout_only(model):
 
 
 @pytest.mark.parametrize(
-    "model", [UNet(filters=4, normalization="instance", dropout=0.0), Swin(feature_size=12, window=4)]
+    "model",
+    [
+        UNet(filters=4, normalization="instance", dropout=0.0),
+        pytest.param(Swin(feature_size=12, window=4), marks=pytest.mark.slow),
+    ],
 )
 def test_one_image_has_the_same_gradients_where_channels_lie_last(model):
     """In 64 bits: in 32 a rectifier's input near 0 may fall to its other side, which changed gradients by 0.0015."""

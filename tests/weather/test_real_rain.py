@@ -16,6 +16,8 @@ from retable.tasks.weather.config import Config, View
 from retable.tasks.weather.w4c.frames import Frames
 from retable.tasks.weather.w4c.preprocess import classify
 
+pytestmark = pytest.mark.slow  # the importer's own tests read one of these composites
+
 
 @pytest.fixture(scope="module")
 def storage(shared, tmp_path_factory):
@@ -90,7 +92,6 @@ def wettest(source):
     return max(wet.keys() - {"training"}, key=wet.__getitem__)
 
 
-@pytest.mark.slow
 def test_a_network_trains_on_it_and_beats_saying_dry(storage, source):
     task, scores = find("weather"), {}
     for model in ({}, {"model": "all_dry"}):

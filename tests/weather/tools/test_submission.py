@@ -103,7 +103,7 @@ def test_a_broken_write_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_only_one_region_is_held(tmp_path: Path) -> None:
-    shape = (20, 8, 120, 120)
+    shape = (20, 8, 60, 60)
 
     def many():
         for year in range(2000, 2010):
