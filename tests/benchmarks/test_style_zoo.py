@@ -25,10 +25,22 @@ TINY = replace(
 
 
 @pytest.fixture(scope="module")
-def made(shared, tmp_path_factory):
+def few(shared, tmp_path_factory):
+    """A folder as `shared`, with one photograph."""
+    folder = tmp_path_factory.mktemp("shared")
+    for name in ("data/style/bsds500", "weights/style"):
+        (folder / name).mkdir(parents=True)
+    photograph = min((shared / "data/style/bsds500").glob("train_*.jpg"))
+    for file in (photograph, *(shared / "weights/style").glob("vgg19_*.pth")):
+        (folder / file.relative_to(shared)).symlink_to(file)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(few, tmp_path_factory):
     """A folder in which networks of The Scream were trained for two steps of each stage."""
     folder = tmp_path_factory.mktemp("zoo")
-    train("the_scream", folder, shared, 0, 2, TINY)
+    train("the_scream", folder, few, 0, 2, TINY)
     return folder
 
 
@@ -43,32 +55,33 @@ def test_style_stylises_by_what_was_trained(made, tmp_path):
         assert read(file).architecture.filters == 4
 
 
-def test_judge_measures_by_a_painting_of_ones_own(made, tmp_path, capsys):
-    shutil.copy(made / "the_scream-video.safetensors", tmp_path / "mine.safetensors")
+def test_judge_measures_what_was_trained_by_its_painting_or_ones_own(made, tmp_path, capsys, monkeypatch):
+    held = style_zoo.held
+    monkeypatch.setattr(style_zoo, "held", lambda count: {name: images.fit(p, 160) for name, p in held(count).items()})
+
+    def judge(file, *words):
+        style_zoo.main(["judge", str(file), "--photographs", "1", *words])
+        ((label, rows),) = json.loads(capsys.readouterr().out)["networks"].items()
+        return label, rows
+
+    file = made / "the_scream-video.safetensors"
+    label, rows = judge(file)
+    assert label == "the_scream, the_scream-video" and list(rows) == ["test_101084"]
+    (row,) = rows.values()
+    assert list(row) == list(style_zoo.COLUMNS) and all(value >= 0 for value in row.values())
     style = {}
     for name in ("great_wave", "the_scream"):
         work = shutil.copy(assets.paintings()[name], tmp_path / f"my {name}.jpg")
-        style_zoo.main(["judge", str(tmp_path / "mine.safetensors"), "--photographs", "1", "--painting", str(work)])
-        (row,) = json.loads(capsys.readouterr().out)["networks"]["mine"].values()
-        style[name] = row["style"]
-    style_zoo.main(["judge", str(tmp_path / "mine.safetensors"), "--photographs", "1"])
-    (own,) = json.loads(capsys.readouterr().out)["networks"].values()
-    (row,) = own.values()
+        label, rows = judge(shutil.copy(file, tmp_path / "mine.safetensors"), "--painting", str(work))
+        assert label == "mine"
+        style[name] = rows["test_101084"]["style"]
     assert row["style"] == style["the_scream"] != style["great_wave"]
 
 
-def test_judge_measures_what_was_trained(made, capsys):
-    style_zoo.main(["judge", str(made / "the_scream-video.safetensors"), "--photographs", "1"])
-    ((label, rows),) = json.loads(capsys.readouterr().out)["networks"].items()
-    assert label == "the_scream, the_scream-video" and list(rows) == ["test_101084"]
-    assert list(rows["test_101084"]) == list(style_zoo.COLUMNS)
-    assert all(value >= 0 for value in rows["test_101084"].values())
-
-
-def test_a_training_that_is_done_is_left_as_it_is(made, shared, capsys):
+def test_a_training_that_is_done_is_left_as_it_is(made, few, capsys):
     before = {file.name: file.read_bytes() for file in made.glob("*.safetensors")}
     capsys.readouterr()
-    train("the_scream", made, shared, 0, 2, TINY)
+    train("the_scream", made, few, 0, 2, TINY)
     assert not capsys.readouterr().out
     assert {file.name: file.read_bytes() for file in made.glob("*.safetensors")} == before
 
@@ -194,20 +207,8 @@ def test_a_training_that_diverges_keeps_its_last_finite_state(shared, tmp_path, 
     assert state["at"][0] == 2 and all(value.isfinite().all() for value in state["network"].values())
 
 
-def test_a_file_says_how_many_pictures_its_network_saw(made, shared, tmp_path):
+def test_a_file_says_how_many_pictures_its_network_saw(made):
     """Not how many the recipe asks for: a folder may hold fewer."""
-    assert "2 photographs of BSDS500 (training and validation) and 1 generated" in described(
-        made / "the_scream.safetensors"
-    )
-    for name in ("data/style/bsds500", "weights/style"):
-        (tmp_path / name).mkdir(parents=True)
-    for file in (shared / "weights/style").glob("vgg19_*.pth"):
-        (tmp_path / "weights/style" / file.name).symlink_to(file)
-    (photograph, *_) = sorted((shared / "data/style/bsds500").glob("train_*.jpg"))
-    (tmp_path / "data/style/bsds500" / photograph.name).symlink_to(photograph)
-    train("the_scream", tmp_path / "out", tmp_path, 0, 1, TINY)
-    assert "1 photographs of BSDS500" in described(tmp_path / "out/the_scream.safetensors")
-
-
-def described(file):
-    return json.loads(metadata(file.read_bytes())["provenance"])["data_description"]
+    assert TINY.photographs == 2
+    said = json.loads(metadata((made / "the_scream.safetensors").read_bytes())["provenance"])["data_description"]
+    assert "1 photographs of BSDS500 (training and validation) and 1 generated" in said

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import io
+import shutil
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
@@ -69,6 +70,12 @@ def run(storage, where, config):
     saving = Worker(save=folder.folder.write)
     train(task, [config], data, [folder], source.info["digest"], saving, [tuple(keep(config))])
     return folder
+
+
+@pytest.fixture(scope="module")
+def trained(storage):
+    """A run of the network, which tests read and begin with."""
+    return run(storage, storage.root, override(Config(), NETWORK))
 
 
 def test_a_network_learns_and_keeps_every_checkpoint_and_sample(storage, tmp_path):
@@ -228,23 +235,24 @@ def test_impossible_trainings_are_refused(changes, line):
         override(Config(), NETWORK | changes)
 
 
-def test_tensorboard_shows_the_samples(storage, tmp_path):
+def test_tensorboard_shows_the_samples(storage, trained):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folder = run(storage, tmp_path, override(Config(), NETWORK))
-    events = EventAccumulator(str(tmp_path / "runs/style" / folder.fingerprint / "tensorboard"))
+    events = EventAccumulator(f"{storage.root}/runs/style/{trained.fingerprint}/tensorboard")
     events.Reload()
     shown = events.Images("sample")
     assert [event.step for event in shown] == [4, 8]
     assert (shown[0].width, shown[0].height) == (96, 48)
-    assert shown[1].encoded_image_string == folder.folder.read("samples/00000008.png")
+    assert shown[1].encoded_image_string == trained.folder.read("samples/00000008.png")
 
 
-def test_the_views_of_a_network_and_of_an_image(storage):
-    task = find("style")
-    for changes, view in ((NETWORK, {"content": ["mountain", "coffee"], "size": 128}), (IMAGE, {})):
-        config = override(Config(), changes)
-        folder = run(storage, storage.root, config)
+def test_the_views_of_a_network_and_of_an_image(storage, trained):
+    task, image = find("style"), override(Config(), IMAGE)
+    made = run(storage, storage.root, image)
+    for folder, config, view in (
+        (trained, override(Config(), NETWORK), {"content": ["mountain", "coffee"], "size": 128}),
+        (made, image, {}),
+    ):
         seen = override(View(), {"epoch": 2, **view})
         assert predict_and_score(task, config, seen, folder) is None
         scores = folder.scores(seen, folder.result()["weights"]["2"])["metrics"]
@@ -272,12 +280,13 @@ def test_judging_a_photograph_itself_finds_no_difference_in_content(storage):
     assert np.array_equal(half["stylised/mountain"], half["photograph/mountain"])
 
 
-def test_the_lattice_of_a_large_picture_is_seen_at_its_own_size(storage):
+def test_the_lattice_of_a_large_picture_is_seen_at_its_own_size(storage, monkeypatch):
     """Reduced to what the judge sees, a picture has none."""
+    monkeypatch.setattr(module, "JUDGED_SIZE", 128)
     task, source, config = find("style"), Source.of(storage, "style/tiny"), override(Config(), NETWORK)
-    rows, columns = np.indices((704, 640))
+    rows, columns = np.indices((176, 160))
     board = np.where((rows + columns) % 2, 168, 88).astype(np.uint8)[..., None].repeat(3, -1)
-    plain = np.random.default_rng(0).integers(90, 160, (704, 640, 3), np.uint8)
+    plain = np.random.default_rng(0).integers(90, 160, (176, 160, 3), np.uint8)
     found = []
     for pixels in (plain, board // 2 + plain // 2):
         arrays = {"stylised/a": pixels, "photograph/a": plain, f"painting/{config.style[0]}": plain}
@@ -333,7 +342,7 @@ def test_larger_trainings_cost_more():
 def test_a_new_style_is_learnt_by_its_scales_and_shifts_and_leaves_the_others_as_they_were(storage, tmp_path):
     several = NETWORK | {"method.conditional": True, "style": ["great_wave", "the_scream"]}
     before = run(storage, tmp_path, override(Config(), several)).weights(2)
-    child = several | {"style": [*several["style"], "starry_night"], "method.new_styles": 1, "epochs": 1, "steps": 6}
+    child = several | {"style": [*several["style"], "starry_night"], "method.new_styles": 1, "epochs": 1, "steps": 2}
     child |= {"init": "parent", "init.overrides": list(several.items())}
     config = override(Config(), child)
     after = run(storage, tmp_path, config).weights(1)
@@ -347,8 +356,8 @@ def test_a_new_style_is_learnt_by_its_scales_and_shifts_and_leaves_the_others_as
     assert learner._styles(3, None).tolist() == [2, 2, 2]
 
 
-def test_a_network_of_several_styles_starts_from_one_of_one(storage, tmp_path):
-    one = run(storage, tmp_path, override(Config(), NETWORK)).weights(2)
+def test_a_network_of_several_styles_starts_from_one_of_one(storage, trained):
+    one = trained.weights(2)
     child = NETWORK | {"method.conditional": True, "style": ["great_wave", "the_scream"], "init": "parent"}
     config = override(Config(), child | {"init.overrides": list(NETWORK.items())})
     learner = build_learner([config], opened(storage, config), Worker())
@@ -361,9 +370,9 @@ def test_a_network_of_several_styles_starts_from_one_of_one(storage, tmp_path):
         torch.testing.assert_close(made, alone.network(image), atol=1e-5, rtol=0)
 
 
-def test_a_style_that_neither_is_known_nor_learnt_is_refused(storage, tmp_path):
+def test_a_style_that_neither_is_known_nor_learnt_is_refused(storage, trained):
     """It would stay the mean of those that are."""
-    one = run(storage, tmp_path, override(Config(), NETWORK)).weights(2)
+    one = trained.weights(2)
     child = {"method.conditional": True, "style": ["great_wave", "the_scream", "starry_night"], "init": "parent"}
     child |= NETWORK | {"init.overrides": list(NETWORK.items())}
     for new, fits in ((1, False), (2, True)):
@@ -419,13 +428,12 @@ def test_new_styles_that_cannot_be_are_refused(changes, message):
         override(Config(), {"style": ["great_wave", "the_scream"], **changes})
 
 
-def test_a_network_starts_from_another_paintings(storage, tmp_path):
-    parent = override(Config(), NETWORK)
-    trained = run(storage, tmp_path, parent).weights(2)
+def test_a_network_starts_from_another_paintings(storage, trained, tmp_path):
+    shutil.copytree(f"{storage.root}/runs", tmp_path / "runs")
     child = NETWORK | {"style": ["the_scream"], "steps": 1, "epochs": 1, "method.learning_rate": 1e-12}
     child |= {"init": "parent", "init.overrides": list(NETWORK.items())}
     weights = run(storage, tmp_path, override(Config(), child)).weights(1)
-    for name, value in trained.items():
+    for name, value in trained.weights(2).items():
         torch.testing.assert_close(weights[name], value, atol=1e-9, rtol=0)
     with pytest.raises(UserError, match=r"init: .*shape"):
         run(storage, tmp_path, override(Config(), child | {"method.filters": 8}))

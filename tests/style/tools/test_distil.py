@@ -11,7 +11,7 @@ from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Alexnet, Squeezenet, Vgg16, Vgg19
 from retable.tasks.style.files import assets, images
-from retable.tasks.style.networks import weights
+from retable.tasks.style.networks import backbones, weights
 from retable.tasks.style.networks.backbones import build
 from retable.tasks.style.tools.distil import LAYERS, RECIPES, Student, aligned, distil, least_squares, rows
 
@@ -23,14 +23,18 @@ DISTILLED = json.loads((Path(__file__).parents[3] / "benchmarks/results/style_di
 """What was measured of both small networks."""
 
 
-@pytest.fixture
-def storage(tmp_path):
-    return Storage.open(tmp_path / "storage")
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory):
+    return Storage.open(tmp_path_factory.mktemp("distil") / "storage")
 
 
-@pytest.fixture
-def teacher(shared, storage):
-    digest = weights.import_weights(shared / "weights/style/vgg19_normalised_conv3_1.pth", storage)
+@pytest.fixture(scope="module")
+def digest(shared, storage):
+    return weights.import_weights(shared / "weights/style/vgg19_normalised_conv3_1.pth", storage)
+
+
+@pytest.fixture(scope="module")
+def teacher(storage, digest):
     return digest, build(Vgg19(weights=digest, normalise=True), 0, storage)
 
 
@@ -83,13 +87,13 @@ def test_the_shipped_network_sees_what_the_large_one_sees(shared, storage, teach
 def test_what_is_unexplained_is_what_least_squares_leaves(storage):
     small = build(Vgg19(weights="small", normalise=False), 0, storage)
     other = build(Vgg19(weights="random", normalise=False), 3, storage)
-    batch = torch.cat([images.to_tensor(images.read(p).pixels[:48, :48]) for p in assets.photographs().values()])
+    batch = torch.cat([images.to_tensor(images.read(p).pixels[:32, :32]) for p in assets.photographs().values()])
     found = unexplained(small, other, batch)
     for left, layer in zip(found, LAYERS, strict=True):
         own, wanted = (rows(net(batch, [layer])[layer]).numpy() for net in (small, other))
         own = own - own.mean(0)
         wanted = wanted - wanted.mean(0)
-        projected = own @ np.linalg.pinv(own, rcond=1e-10) @ wanted
+        projected = own @ (np.linalg.pinv(own, rcond=1e-10) @ wanted)
         assert left == pytest.approx(((wanted - projected) ** 2).sum() / (wanted**2).sum(), abs=1e-4)
     assert unexplained(small, small, batch) == pytest.approx([0.0] * 5, abs=1e-6)
 
@@ -125,10 +129,11 @@ def test_what_is_distilled_is_a_backbones_file(shared, storage, teacher, tmp_pat
     assert all(left < 2.5 * most for left, most in zip(found, KNOWN, strict=True)), found
 
 
-def test_pictures_that_are_too_small_are_told(storage, shared, teacher, tmp_path):
+def test_pictures_that_are_too_small_are_told(storage, digest, tmp_path, monkeypatch):
+    monkeypatch.setattr(backbones, "normalise", lambda network, pictures: None)  # it takes a second
     images.write(tmp_path / "tiny.png", np.zeros((40, 200, 3), np.uint8))
     with pytest.raises(UserError, match="no picture is of 112 x 112 pixels or more"):
-        distil([tmp_path / "tiny.png"], teacher[0], 1, storage, lambda step, left: None)
+        distil([tmp_path / "tiny.png"], digest, 1, storage, lambda step, left: None)
 
 
 def test_the_small_alexnet_has_half_the_filters_and_ends_at_its_third_layer(storage):
