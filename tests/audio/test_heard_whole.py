@@ -5,6 +5,7 @@ import os
 import resource
 import struct
 import time
+from functools import cache
 from types import SimpleNamespace
 
 import av
@@ -27,11 +28,14 @@ from tests.audio.tools.test_index import Toy
 RATE = 44_100
 
 
+@cache
 def chirp(seconds=6.0, rate=RATE):
-    """A tone that rises by 100 Hz each second from 300 Hz on, in noise: its pitch tells the second."""
+    """A tone that rises by 100 Hz each second from 300 Hz on, in noise: its pitch tells the second; read-only."""
     time = np.arange(round(seconds * rate)) / rate
     noise = np.random.default_rng(0).normal(0, 0.03, len(time))
-    return (0.3 * np.sin(2 * np.pi * (300 * time + 50 * time**2)) + noise).astype(np.float32)
+    sound = (0.3 * np.sin(2 * np.pi * (300 * time + 50 * time**2)) + noise).astype(np.float32)
+    sound.setflags(write=False)
+    return sound
 
 
 def pitch(sound, second):
@@ -56,10 +60,18 @@ def encoded(form, codec, sound=None, rate=RATE, layout="mono", options=None, con
     return target.getvalue()
 
 
-def sample(form, **options):
+def sample(form, sound=None, rate=RATE, **options):
+    """Return a file of libsndfile's as bytes."""
+    if sound is None:
+        return _chirping(form, rate, **options)
     target = io.BytesIO()
-    soundfile.write(target, options.pop("sound", chirp()), options.pop("rate", RATE), format=form, **options)
+    soundfile.write(target, sound, rate, format=form, **options)
     return target.getvalue()
+
+
+@cache
+def _chirping(form, rate, **options):
+    return sample(form, chirp(), rate, **options)
 
 
 def pages(ogg):
@@ -284,7 +296,7 @@ def test_many_gaps_are_a_few_lines():
 
 def values(name, change):
     def make(path):
-        sound = chirp(1.0)
+        sound = chirp(1.0).copy()
         change(sound)
         soundfile.write(path / name, sound, RATE, subtype="FLOAT")
 

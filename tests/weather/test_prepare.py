@@ -193,10 +193,12 @@ def test_sizes_must_agree(tmp_path):
         index_folder(Storage.open(tmp_path), "mine", "own")
 
 
-def test_generated_data_are_made_and_marked(tmp_path, small):
+def test_generated_data_are_made_and_marked_and_old_files_do_not_mix_with_them(tmp_path, small):
+    Layout(regions=("roxi_0004",), years=(2020,), sequences=1).write(tmp_path / "data/weather/generated-12")
     prepare(Config(data="generated-12"), storage := Storage.open(tmp_path))
     place = storage / "data/weather/generated-12"
     info = place.read_json("dataset.json")
+    assert (info["regions"], info["years"]) == (["boxi_0015"], [2019])
     assert (info["source"], info["name"], info["size"], info["seed"]) == ("generated", "generated-12", 12, 0)
     assert info["simulated_satellite"] is True and info["real"] is False and info["holdout"] == "official"
     assert (info["inputs"], info["forecast"]) == (4, 32)
@@ -219,14 +221,6 @@ def test_generated_data_go_to_a_bucket_as_parquet(small):
     assert info["series"]["2019/boxi_0015/test"] == {"satellite": 4, "rain": 36}
     (window,) = Index.read(there, info).sequences("test", ("boxi_0015",), (2019,), 4, 32)["test/2019/boxi_0015"]
     assert Frames(there, info).rate(window.series, window.rain, window.rain + 36).shape == (36, 12, 12)
-
-
-def test_old_generated_files_do_not_mix_with_new_ones(tmp_path, small):
-    place = tmp_path / "data/weather/generated-12"
-    Layout(regions=("roxi_0004",), years=(2020,), sequences=1).write(place)
-    prepare(Config(data="generated-12"), storage := Storage.open(tmp_path))
-    info = (storage / "data/weather/generated-12").read_json("dataset.json")
-    assert (info["regions"], info["years"]) == (["boxi_0015"], [2019])
 
 
 @pytest.mark.parametrize("done", [True, False])

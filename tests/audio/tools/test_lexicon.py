@@ -56,7 +56,7 @@ def test_two_errors_are_found_as_by_writing_down_all_of_them():
     words, rng = table(), np.random.default_rng(0)
     common = [word for place, word in enumerate(words.words[:3000]) if words.weights[place] >= lexicon.COMMON]
     typed = ["xqzwvkj", "gitarre"]
-    for word in rng.choice([word for word in common if 6 <= len(word) <= 9], 12):
+    for word in rng.choice([word for word in common if 6 <= len(word) <= 9], 6):
         letters = list(str(word))
         for place in rng.choice(len(letters) - 1, 2, replace=False):
             letters[place] = rng.choice(list("abcdefghijklmnopqrstuvwxyz"))

@@ -27,7 +27,11 @@ def units(rows, seed, dimension=16, towards=0.5):
 
 
 @pytest.mark.parametrize(
-    ("rows", "kind"), [(1, "flat"), (5, "flat"), (200, "flat"), (3000, "ivf"), (20_000, "flat"), (100_000, "flat")]
+    ("rows", "kind"),
+    [
+        *((1, "flat"), (5, "flat"), (200, "flat"), (3000, "ivf"), (20_000, "flat")),
+        pytest.param(100_000, "flat", marks=pytest.mark.slow),
+    ],
 )
 def test_the_null_itself_is_found_in_five_of_a_hundred_cases(rows, kind):
     vectors = [units(rows, 1)]
@@ -42,7 +46,7 @@ def test_the_null_itself_is_found_in_five_of_a_hundred_cases(rows, kind):
     assert 0.02 <= np.mean(shares) <= 0.08  # 1,000 queries against four nulls: 0.05, give or take 0.015 twice
 
 
-@pytest.mark.parametrize("rows", [5, 1000, 100_000])
+@pytest.mark.parametrize("rows", [5, 1000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_what_is_there_is_found(rows):
     vectors = units(rows, 1, 64)
     search = partial(nearest.nearest, nearest.build("flat", [vectors], 64), [vectors], effort=0)
