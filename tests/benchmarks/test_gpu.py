@@ -12,12 +12,19 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from benchmarks.gpu import frame
 from benchmarks.gpu.frame import Report, Step, Where, markdown, run_part
 from benchmarks.gpu.measure import closeness, distance, per_second, rounding_bound
 
 ROOT = Path(__file__).parents[2]
 WHERE = Where("cpu", True, 0.0)
 ANOTHER = "RETABLE_PYTHON312"
+
+
+@pytest.fixture(autouse=True)
+def unfreed(monkeypatch):
+    """Collect no garbage after each step: here that goes through all that other tests have imported."""
+    monkeypatch.setattr(frame, "free", lambda where: None)
 
 
 def bare(*words, python=sys.executable):

@@ -113,7 +113,7 @@ class ForgetfulEncoder(RetrievalLearner):
         self.optimizer.state.clear()
 
 
-@pytest.mark.parametrize("part", ["style", "audio"])
+@pytest.mark.parametrize("part", ["style", pytest.param("audio", marks=pytest.mark.slow)])
 def test_a_resumed_run_that_lost_its_optimizer_is_noticed_on_a_gpu_too(part):
     if part == "style":
         task, config, data = style.opened(TINY, "network", "cpu")
@@ -127,7 +127,7 @@ def test_a_resumed_run_that_lost_its_optimizer_is_noticed_on_a_gpu_too(part):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="processes are then not forked, and know of no patch")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("part", ["style", "audio"])
+@pytest.mark.parametrize("part", ["style", pytest.param("audio", marks=pytest.mark.slow)])
 def test_two_processes_that_do_not_share_gradients_are_noticed(part, monkeypatch):
     monkeypatch.setattr(Worker, "wrap", lambda self, module: module.to(self.device))
     check = style.in_two if part == "style" else audio.in_two

@@ -21,6 +21,7 @@ LARGE = (2048, 3082)
 PAINTINGS = {"great_wave": (514, 928), "starry_night": (480, 768), "the_scream": (900, 707)}
 SECONDS = {"": 1.0, "_low": 0.9, "_high": 1.3}
 FIGURES = [name for name, table in TABLES.items() if isinstance(table, Figure)]
+DRAWN = [pytest.param("smoke", marks=pytest.mark.slow), "paper"]
 
 
 def picture(height, width, longer, colour):
@@ -78,7 +79,7 @@ def texts(drawing):
     return [(item.get_text(), item.get_window_extent()) for item in items if item.get_text()]
 
 
-@pytest.mark.parametrize("scale", ["smoke", "paper"])
+@pytest.mark.parametrize("scale", DRAWN)
 @pytest.mark.parametrize("name", FIGURES)
 def test_no_text_lies_over_another_or_outside(name, scale):
     drawing = drawn(name, scale)
@@ -93,7 +94,7 @@ def test_no_text_lies_over_another_or_outside(name, scale):
         assert min(across, down) < 1, (one, other)
 
 
-@pytest.mark.parametrize("scale", ["smoke", "paper"])
+@pytest.mark.parametrize("scale", DRAWN)
 @pytest.mark.parametrize("name", ["figure1", "figure3", "figure7", "figure8"])
 def test_pictures_keep_their_shape(name, scale):
     for axis in drawn(name, scale).axes:
