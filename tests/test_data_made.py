@@ -2,6 +2,7 @@
 
 import time
 import wave
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -10,6 +11,7 @@ from retable.platform.cli import app
 from retable.platform.errors import UserError
 from retable.platform.store import download, lease
 from retable.platform.store.storage import Storage
+from retable.tasks.audio.world.generate import SIZES
 from retable.tasks.weather.w4c.prepare import CENTRAL, GENERATED, Preset
 
 MAKE = {
@@ -23,10 +25,15 @@ def data(*words):
     return app.app(["data", *words], standalone_mode=False)
 
 
+@pytest.fixture(autouse=True)
+def little(monkeypatch):
+    """Make less than the smallest sizes have."""
+    monkeypatch.setitem(GENERATED, "24", Preset(regions=CENTRAL[:1], years=(2019,), training=1, validation=1, tests=1))
+    monkeypatch.setitem(SIZES, "tiny", replace(SIZES["tiny"], clotho=(4, 2, 2), audiocaps=2, wavcaps=4))
+
+
 @pytest.mark.parametrize("task", MAKE)
-def test_what_is_there_is_replaced_only_where_that_is_asked_for(tmp_path, task, monkeypatch):
-    little = Preset(regions=CENTRAL[:1], years=(2019,), training=36, validation=1, tests=1)
-    monkeypatch.setitem(GENERATED, "24", little)
+def test_what_is_there_is_replaced_only_where_that_is_asked_for(tmp_path, task):
     place = Storage.open(tmp_path) / f"data/{task}/mine"
     place.write_json("dataset.json", {"kind": "generated", "source": "generated", "name": "mine"})
     place.write("truth/x", "")
@@ -43,7 +50,9 @@ def test_what_is_there_is_replaced_only_where_that_is_asked_for(tmp_path, task, 
     ("words", "where"),
     [
         (MAKE["weather"], "weather/mine"),
-        (("make", "rl", "--env", "hopper", "--transitions", "1000"), "rl/Hopper/recorded"),
+        pytest.param(
+            ("make", "rl", "--env", "hopper", "--transitions", "1000"), "rl/Hopper/recorded", marks=pytest.mark.slow
+        ),
         (("import", "audio", "sounds.csv", "--name", "mine"), "audio/mine"),
     ],
     ids=lambda words: words if isinstance(words, str) else "",
@@ -51,7 +60,6 @@ def test_what_is_there_is_replaced_only_where_that_is_asked_for(tmp_path, task, 
 def test_while_a_data_set_is_made_the_same_command_waits(tmp_path, monkeypatch, capfd, words, where):
     """Two wrote into one folder, and each removed what the other had written."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(GENERATED, "24", Preset(regions=CENTRAL[:1], years=(2019,), training=36, validation=1, tests=1))
     monkeypatch.setattr(lease, "POLL_SECONDS", 0.01)
     with wave.open("sound.wav", "wb") as file:
         file.setparams((1, 2, 16000, 0, "NONE", ""))

@@ -631,7 +631,7 @@ def mutations(data, count):
         yield lzma.compress(bytes(bad), preset=0) if inner else bytes(bad)
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
 def test_damaged_files_are_one_line_each_and_write_nothing(sender, contents, tmp_path, count):
     small = {path: data for path, data in contents.items() if few(path, sender)}
     data = written(tmp_path / "small.bundle", small).read_bytes()
@@ -669,7 +669,7 @@ def other_values(found, generator):
     return {**found, key: changed} if isinstance(found, dict) else [*found[:key], changed, *found[key + 1 :]]
 
 
-@pytest.mark.parametrize("count", [28, pytest.param(84, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [14, pytest.param(84, marks=pytest.mark.slow)])
 def test_whole_bundles_of_wrong_values_are_refused_or_read_in_one_line(contents, tmp_path, capsys, count):
     """In files of each kind one value is changed, the digests are right: what is taken is planned, filled and shown."""
     generator = random.Random(1)
