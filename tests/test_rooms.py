@@ -1,6 +1,7 @@
 """The rooms of a task: what the paper needs imports nothing of `tools/`, and no two rooms import each other."""
 
 import ast
+import functools
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -12,14 +13,16 @@ DOORS = {"answer", "best", "cli", "data_cli", "export"}
 """By these the command and the server come to a task: they reach its tools, and no table reaches them."""
 
 
+@functools.cache
 def modules(task):
     """Return the modules of a task by their dotted names below it."""
     files = [file for file in (TASKS / task).rglob("*.py") if file.name != "__init__.py"]
     return {".".join(file.relative_to(TASKS / task).with_suffix("").parts): file for file in files}
 
 
+@functools.cache
 def imports(task, text):
-    """Yield the modules of a task that code imports, inside functions too, but not those for types alone."""
+    """Return the modules of a task that code imports, inside functions too, but not those for types alone."""
     base = f"retable.tasks.{task}"
 
     def visit(node):
@@ -33,7 +36,7 @@ def imports(task, text):
             yield from visit(child)
 
     known = modules(task)
-    yield from (name for name in visit(ast.parse(text)) if name in known)
+    return [name for name in visit(ast.parse(text)) if name in known]
 
 
 def reached(task):
@@ -101,5 +104,5 @@ if TYPE_CHECKING:
 def later():
     from retable.tasks.rl.losses import Noise
 """
-    assert [*imports("rl", text)] == ["model", "learner", "config", "losses"]
+    assert imports("rl", text) == ["model", "learner", "config", "losses"]
     assert circle([("a", "b"), ("b", "c"), ("c", "a")]) and not circle([("a", "b"), ("a", "a"), ("b", "c")])

@@ -113,6 +113,9 @@ CONTENTS = {
     "nulls": lambda data: json.dumps(dict.fromkeys(whole(data))).encode(),
     "one entry less": lambda data: json.dumps(dict(list(whole(data).items())[1:])).encode(),
 }
+TWINS = ("string", "number", "null", "not text", "half")
+"""Those that another one is like: a list, an empty object, what is binary, all but the end."""
+EACH = [pytest.param(content, marks=[pytest.mark.slow] * (content in TWINS)) for content in CONTENTS]
 NAMES = ("result.json", "config.json", "metrics.jsonl", "scores.json", "summary.npz", "epoch-0003.safetensors")
 
 
@@ -151,7 +154,7 @@ def attempt(call):
     return None
 
 
-@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("content", EACH)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_damaged_file_of_a_finished_run_is_named_or_handled(finished, tmp_path, name, content):
     storage = copied(finished, tmp_path)
@@ -180,7 +183,7 @@ def uninterrupted(tmp_path_factory):
     return outcome(storage)
 
 
-@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("content", EACH)
 @pytest.mark.parametrize("name", ["manifest.json", "state.pt", "model.safetensors"])
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(stopped, uninterrupted, tmp_path, name, content):
     storage = copied(stopped, tmp_path)
@@ -190,7 +193,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(stopped, uninter
     assert outcome(storage) == uninterrupted
 
 
-@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("content", EACH)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "manifest.json", "state.pt", "model.safetensors"])
 def test_a_run_that_goes_on_names_or_handles_damaged_files(stopped, tmp_path, name, content):
     storage = copied(stopped, tmp_path)

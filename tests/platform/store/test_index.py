@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -19,12 +20,20 @@ MANY = 60
 """Enough for an index to be written."""
 
 
-@pytest.fixture
-def many(storage):
-    """Finished runs of yesterday."""
+@pytest.fixture(scope="module")
+def yesterday(tmp_path_factory):
+    """A folder of finished runs of yesterday."""
+    storage = Storage.open(tmp_path_factory.mktemp("yesterday"))
     for seed in range(MANY):
         finished(storage, seed=seed)
     aged(storage.root, 86400)
+    return storage.root
+
+
+@pytest.fixture
+def many(yesterday, storage):
+    """A copy of them, with their times."""
+    shutil.copytree(yesterday, storage.root, dirs_exist_ok=True)
     return storage
 
 

@@ -103,10 +103,22 @@ def test_what_is_no_number_is_never_the_best(storage):
     assert len(folder.history()) == 4
 
 
-@pytest.mark.parametrize("stop", range(1, 40, 3))
-def test_an_early_ended_run_stopped_in_any_write_ends_as_if_it_had_not_been(storage, tmp_path, monkeypatch, stop):
-    more = {"seeds": (3, 4), "keep": ((6,), (2,)), "checkpoint_every": 3}
-    whole = [outcome(folder) for folder in fit_curves(Storage.open(tmp_path / "whole"), patient(2), **more)]
+MORE = {"seeds": (3, 4), "keep": ((6,), (2,)), "checkpoint_every": 3}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the two end with where nothing stops them."""
+    return [
+        outcome(folder) for folder in fit_curves(Storage.open(tmp_path_factory.mktemp("whole")), patient(2), **MORE)
+    ]
+
+
+STOPS = [pytest.param(stop, marks=[pytest.mark.slow] * (stop % 2 == 0)) for stop in range(1, 40, 3)]
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_an_early_ended_run_stopped_in_any_write_ends_as_if_it_had_not_been(storage, whole, monkeypatch, stop):
     points(storage, [SMALL])
     count, write = itertools.count(1), Storage.write
 
@@ -117,8 +129,8 @@ def test_an_early_ended_run_stopped_in_any_write_ends_as_if_it_had_not_been(stor
 
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(Storage, "write", limited)
-        fit_curves(storage, patient(2), **more)
-    assert [outcome(folder) for folder in fit_curves(storage, patient(2), **more)] == whole
+        fit_curves(storage, patient(2), **MORE)
+    assert [outcome(folder) for folder in fit_curves(storage, patient(2), **MORE)] == whole
 
 
 def test_an_epoch_that_ends_otherwise_when_trained_again_spoils_nothing(storage, tmp_path, monkeypatch):

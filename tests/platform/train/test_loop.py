@@ -78,8 +78,11 @@ def whole(tmp_path_factory):
     return outcome(fit(Storage.open(tmp_path_factory.mktemp("whole")), keep=(2,)))
 
 
+STEPS = [pytest.param(step, marks=[pytest.mark.slow] * (step not in (1, 4, 5, 7, 12))) for step in range(1, 13)]
+
+
 @pytest.mark.parametrize("every", [0, 1, 3])
-@pytest.mark.parametrize("step", range(1, 13))
+@pytest.mark.parametrize("step", STEPS)
 def test_a_run_stopped_in_any_step_ends_as_if_it_had_not_been(storage, whole, step, every):
     with pytest.raises(Stop):
         fit(storage, task=stopping(LINE, step), keep=(2,), every=every)
