@@ -47,7 +47,7 @@ def oracle(nodes):
     return graph
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(graphs())
 def test_each_node_starts_once_after_its_needs_and_never_after_a_failed_one(drawn):
     nodes, failing, random = drawn
@@ -71,7 +71,7 @@ def test_each_node_starts_once_after_its_needs_and_never_after_a_failed_one(draw
     assert order.failed == lost | failing & set(started) and order.ended == order.nodes.keys()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(graphs())
 def test_the_longest_chain_is_the_one_of_networkx(drawn):
     nodes, _, _ = drawn

@@ -314,15 +314,20 @@ def test_every_training_of_the_papers_has_its_work_on_a_gpu(name, storage):
     assert plan.gpu_hours({}) == (0, len(work))
 
 
-def test_the_work_of_a_pruned_network_is_its_updates(storage):
-    plan = api.plan("rl/figure1", scale="paper", storage=storage.root)
-    assert plan.gpu_hours({"rl": 1_000_000 / 3600})[0] == pytest.approx(len(plan.missing))
+@pytest.fixture(scope="module")
+def figure(tmp_path_factory):
+    """The plan of hundreds of trainings."""
+    return api.plan("rl/figure1", scale="paper", storage=tmp_path_factory.mktemp("figure"))
 
 
-def test_hours_of_a_gpu_are_shown_where_they_were_measured(storage, tmp_path, monkeypatch, capsys):
+def test_the_work_of_a_pruned_network_is_its_updates(figure):
+    assert figure.gpu_hours({"rl": 1_000_000 / 3600})[0] == pytest.approx(len(figure.missing))
+
+
+def test_hours_of_a_gpu_are_shown_where_they_were_measured(figure, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "GPU", tmp_path / "gpu.json")
     cli.GPU.write_text(json.dumps({"tiny": False, "rates": {"rl": 20_000.0}, "machine": {"device": "NVIDIA H200"}}))
-    cli.print_plan(api.plan("rl/figure1", scale="paper", storage=storage.root))
+    cli.print_plan(figure)
     assert "of one NVIDIA H200 (as measured; trainings alone)" in capsys.readouterr().out
 
 
