@@ -95,7 +95,9 @@ def interrupt_at(monkeypatch, count):
     monkeypatch.setattr(Storage, "write", stop)
 
 
-@pytest.mark.parametrize("count", [2, 3, 8, 14])
+@pytest.mark.parametrize(
+    "count", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow), 14]
+)
 def test_an_interrupted_generation_is_done_again(quick, storage, count):
     with quick.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_at(patch, count)

@@ -126,7 +126,7 @@ def test_torchvisions_names_are_recognised(tmp_path, storage, network):
 
 def test_the_same_file_has_the_same_digest(tmp_path, storage):
     file = saved(tmp_path / "a.pth", colours_state(["0", "2", "5", "9", "12", "16"]))
-    assert len({weights.import_weights(file, storage) for _ in range(6)}) == 1
+    assert len({weights.import_weights(file, storage) for _ in range(3)}) == 1
     assert len(storage.list("weights")) == 1
 
 

@@ -38,7 +38,7 @@ def asked(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("start", ["great_wave", "the_scream-video"])
+@pytest.mark.parametrize("start", ["great_wave", pytest.param("the_scream-video", marks=pytest.mark.slow)])
 def test_a_training_starts_from_the_network_and_has_the_painting(tmp_path, asked, start):
     storage, photographs = Storage.open(tmp_path / "results"), pictures(tmp_path / "photographs", 5)
     painting = tmp_path / "my work.png"

@@ -94,8 +94,17 @@ def clock(path):
         return first["video"], first.get("audio"), container.duration / av.time_base
 
 
-@pytest.mark.parametrize("suffix", [".ts", ".mkv", ".mp4", ".mov"])
-@pytest.mark.parametrize("target", [".mp4", ".mkv", ".webm"])
+@pytest.mark.parametrize(
+    ("suffix", "target"),
+    [(".ts", ".mp4"), (".ts", ".mkv"), (".mkv", ".webm"), (".mp4", ".mp4"), (".mov", ".mkv")]
+    + [
+        pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in (
+            (".mkv", ".mp4"), (".mov", ".mp4"), (".mkv", ".mkv"), (".mp4", ".mkv"),
+            (".ts", ".webm"), (".mp4", ".webm"), (".mov", ".webm"),
+        )
+    ],
+)  # fmt: skip
 def test_a_clock_that_does_not_begin_at_zero_is_written_from_zero_on(tmp_path, suffix, target):
     opus = target == ".webm" and suffix != ".mov"  # which holds none
     source = write(tmp_path / f"in{suffix}", start=40_000, late=0.1, sound="libopus" if opus else "aac")
@@ -118,7 +127,7 @@ def test_a_part_of_such_a_file_is_counted_from_its_beginning_by_either_reader(tm
 
 
 @pytest.mark.parametrize("clocks", [(10, 40_000), (40_000, 10), (10, 40_000, 20, 40_100)])
-@pytest.mark.parametrize("target", [".mp4", ".mkv"])
+@pytest.mark.parametrize("target", [".mp4", pytest.param(".mkv", marks=pytest.mark.slow)])
 def test_a_clock_that_jumps_inside_the_file_is_written_without_the_gap(tmp_path, clocks, target):
     """Two .ts that a recorder joined; pictures and sound begin together in each."""
     parts = [write(tmp_path / f"{start}.ts", start=start) for start in clocks]
@@ -686,8 +695,12 @@ def memory(monkeypatch):
     return free
 
 
+def painted(tmp_path, **changes):
+    return open_paintings([assets.paintings()["great_wave"]], Options(changes=changes), Storage.open(tmp_path))
+
+
 def test_version_1_is_refused_before_it_begins_with_the_size_that_fits(tmp_path, memory):
-    style = open_paintings([assets.paintings()["great_wave"]], Options(), Storage.open(tmp_path))
+    style = painted(tmp_path)
     memory.available = 2 * 10**9
     with pytest.raises(
         UserError, match=r"2048 x 1536 pixels need .* GB of memory, 2.0 are free; --size (\d+) fits"
@@ -698,15 +711,11 @@ def test_version_1_is_refused_before_it_begins_with_the_size_that_fits(tmp_path,
     style.check_memory(fits * 3 // 4, fits)
     with pytest.raises(UserError, match="GB of memory"):
         style.check_memory(fits * 3 // 4 + 40, fits + 50)
-
-
-@pytest.mark.parametrize("change", [{"method.style_scale": 8.0}, {"method.scales": [2048]}])
-def test_a_large_painting_or_stage_counts(tmp_path, memory, change):
     memory.available = 10**9
-    painting = [assets.paintings()["great_wave"]]
-    open_paintings(painting, Options(), Storage.open(tmp_path)).check_memory(512, 512)
-    with pytest.raises(UserError, match="GB of memory"):
-        open_paintings(painting, Options(changes=change), Storage.open(tmp_path)).check_memory(512, 512)
+    style.check_memory(512, 512)
+    for change in ({"method.style_scale": 8.0}, {"method.scales": [2048]}):  # a large painting or stage counts
+        with pytest.raises(UserError, match="GB of memory"):
+            painted(tmp_path, **change).check_memory(512, 512)
 
 
 def test_version_2_names_the_size_that_fits(memory):

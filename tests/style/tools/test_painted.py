@@ -89,10 +89,10 @@ def test_the_command_paints_a_video(tmp_path):
 def test_paintings_of_regions(tmp_path):
     mask = np.zeros((48, 64, 3), np.uint8)
     mask[:, :24], mask[:, 24:44] = (255, 0, 0), (0, 0, 255)
-    stylists = [painter(tmp_path, 3), painter(tmp_path, 6)]
+    stylists = [painter(tmp_path, 1), painter(tmp_path, 2)]
     pictures = piece(photograph(48, 64))
     found = Regional(stylists, Mask(mask, ["ff0000", "0000ff"]))(pictures)
-    first, second = (painter(tmp_path, evaluations)(pictures) for evaluations in (3, 6))
+    first, second = (Painter(stylist.style)(pictures) for stylist in stylists)
     assert torch.equal(found[..., :24], first[..., :24]) and torch.equal(found[..., 24:44], second[..., 24:44])
     assert torch.equal(found[..., 44:], pictures.pictures[..., 44:])
 

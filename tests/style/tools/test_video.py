@@ -71,6 +71,12 @@ def look(path):
         return times, pictures, stream.average_rate, stream.sample_aspect_ratio
 
 
+def moments(path):
+    """The times of all pictures."""
+    with av.open(str(path)) as container:
+        return [frame.pts * frame.time_base for frame in container.decode(video=0)]
+
+
 def sound(path):
     """MD5 and time of every packet of each sound track."""
     with av.open(str(path)) as container:
@@ -213,7 +219,7 @@ def test_the_sample_video(shared, tmp_path):
     seen = []
     written = stylise_video(source, tmp_path / "out.mp4", same, size=96, progress=lambda *n: seen.append(n))
     times, pictures, rate, _ = look(tmp_path / "out.mp4")
-    assert written.frames == len(pictures) == 240 and rate == 24 and times == look(source)[0]
+    assert written.frames == len(pictures) == 240 and rate == 24 and times == moments(source)
     assert sound(tmp_path / "out.mp4") == sound(source) and len(sound(source)[0]) > 100
     assert seen == [(n, 240) for n in range(1, 241)]
     capture = cv2.VideoCapture(str(tmp_path / "out.mp4"))
