@@ -240,7 +240,7 @@ SHIFTS = """() => { window.shifts = []; new PerformanceObserver(list => list.get
     .observe({type: "layout-shift", buffered: true}); }"""
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])
 def test_nothing_jumps_while_the_page_fills(opened, width):
     slowly = lambda route: (time.sleep(0.1), route.continue_())  # noqa: E731
     page = opened(viewport={"width": width, "height": 844}, routes=[("**/v1/*", slowly), ("**/openapi.json", slowly)])
@@ -321,15 +321,6 @@ def test_a_recording_longer_than_one_answer_plays_and_the_waves_are_drawn_on(ope
         route.fulfill(**part(wanted, web.sound(), 1 << 20, "audio/wav"))
         page.wait_for_selector(f"#hits li:nth-child({count}) canvas")
     assert page.inner_text("#heard").startswith("3 recordings for")
-
-
-def test_without_a_clipboard_there_is_nothing_to_copy_with(opened):
-    """As on plain http beyond localhost."""
-    page = opened(script="Object.defineProperty(navigator, 'clipboard', {value: undefined})")
-    page.click("#ask button")
-    page.wait_for_selector("#hits li:nth-child(3) canvas")
-    assert f"{web.HOSTILE} 0.wav from 1 s" in page.inner_text("#hits li >> nth=0")
-    assert page.locator("#hits button").all_inner_texts() == ["Play"] * 3
 
 
 def test_a_forecast_is_scrubbed_beside_the_truth_if_there_is_one(opened, tmp_path):
@@ -476,26 +467,35 @@ def test_tables_are_read_with_their_claims(opened):
     assert "secret" not in page.content()
 
 
-def test_a_table_at_two_scales_is_counted_once_at_the_larger(opened):
+def test_a_table_at_two_scales_is_counted_once_and_what_the_server_does_not_have_is_not_shown(opened):
+    paths = {"paths": {"/v1/audio": {"get": {}}, "/v1/tables": {}}}
     entries = [
         {"name": "rl/table1", "title": "Bytes", "at": at, "filled": 1, "claims": claims}
         for at, claims in (("small", {"holds": 2, "not separable": 1}), ("quick", {"holds": 1}))
     ]
     entries.insert(0, {**entries[0], "at": "paper", "filled": 0, "claims": {"not tested at this scale": 3}})
-    page = opened(routes=[("**/v1/tables", lambda route: route.fulfill(json=entries))])
+    routes = [("**/v1/tables", lambda route: route.fulfill(json=entries))]
+    page = opened(routes=[*routes, ("**/openapi.json", lambda route: route.fulfill(json=paths))])
+    assert page.locator("#video").is_hidden() and page.locator("#add").is_hidden()
     assert page.inner_text("#filled") == "1 table; claims: 2 hold, 1 not separable."
     assert page.locator("#parts summary").count() == 3
 
 
-def test_a_search_says_how_likely_its_hits_are_by_chance(opened):
+NO_CLIPBOARD = "Object.defineProperty(navigator, 'clipboard', {value: undefined})"
+"""As on plain http beyond localhost."""
+
+
+def test_a_search_says_how_likely_its_hits_are_by_chance_and_copies_no_path_without_a_clipboard(opened):
     answer = {"hits": [{"id": "a", "file": "a.wav", "offset": 0.0, "score": 0.5}], "p": 0.37}
-    page = opened(routes=[("**/v1/audio?*", lambda route: route.fulfill(json=answer))])
+    page = opened(routes=[("**/v1/audio?*", lambda route: route.fulfill(json=answer))], script=NO_CLIPBOARD)
     for verdict, told in (("doubtful", True), ("found", False)):
         answer["verdict"] = verdict
         page.fill("#ask input", verdict)
         page.click("#ask button")
         page.wait_for_selector(f"#heard:has-text('1 recordings for “{verdict}”')")
         assert page.locator("#hits li").count() == 1  # shown in either case
+        assert "a.wav from 0 s" in page.inner_text("#hits li")
+        assert page.locator("#hits button").all_inner_texts() == ["Play"]
         words = "Perhaps not here: words at random find as much in 37 % of cases."
         assert (words in page.inner_text("#heard")) == told
 
@@ -611,13 +611,7 @@ def test_a_video_outlives_answers_that_fail_and_a_reload(opened, tmp_path):
     expected(page, "503", "404", "ERR_FAILED")
 
 
-def test_what_the_server_does_not_have_is_not_shown(opened):
-    paths = {"paths": {"/v1/audio": {"get": {}}, "/v1/tables": {}}}
-    page = opened(routes=[("**/openapi.json", lambda route: route.fulfill(json=paths))])
-    assert page.locator("#video").is_hidden() and page.locator("#add").is_hidden()
-
-
-def test_the_keyboard_alone_reaches_and_does_everything(opened):
+def test_the_keyboard_alone_reaches_and_does_everything_and_all_has_a_name(opened):
     page = opened(reduced_motion="reduce")
     page.keyboard.press("Tab")
     assert page.inner_text(":focus") == "Skip to the content"
@@ -637,12 +631,8 @@ def test_the_keyboard_alone_reaches_and_does_everything(opened):
             page.wait_for_selector("#runs canvas")
     wanted = {"photograph", "example", "colours", "strength", "q", "take", "environment", "seed", "step", "run-play"}
     assert wanted <= set(seen) and any("table 1" in name for name in seen)
-
-
-def test_every_control_and_picture_has_a_name(opened):
-    page = opened(reduced_motion="reduce")
-    page.click("#take"), page.click("#simulate button >> nth=0"), page.click("#parts summary >> nth=0")
-    page.wait_for_selector("#runs canvas"), page.wait_for_selector("#parts table")
+    page.click("#take"), page.click("#parts summary >> nth=0")
+    page.wait_for_selector("#parts table"), page.wait_for_selector("#scrub:not([hidden])")
     nameless = page.evaluate(
         """() => [...document.querySelectorAll("button,input,select,canvas,video,audio,[role=region]")].filter((e) =>
         !(e.getAttribute("aria-label") || e.textContent.trim() || e.labels?.length)).map((e) => e.outerHTML)"""
