@@ -190,7 +190,9 @@ def test_fingerprint_equals_a_naive_one():
     assert not leaks.fingerprint(np.full((60, 128), np.log(1e-5)))[2].any()
 
 
-@pytest.mark.parametrize("container", ["OGG", "MP3", "WAV"])
+@pytest.mark.parametrize(
+    "container", [pytest.param("OGG", marks=pytest.mark.slow), "MP3", pytest.param("WAV", marks=pytest.mark.slow)]
+)
 def test_cropped_quieter_and_encoded_copies_are_found(container):
     held = [bursts(seed, 6) for seed in range(4)]
     known = HeldOut((10 + number, mel_of(wave)) for number, wave in enumerate(held))

@@ -86,7 +86,11 @@ def gradients(learner, batch):
     return {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.parametrize("base", [{**SMALL, "audio.width": 64, "text.width": 32}, MEAN], ids=["passt", "mean mel"])
+@pytest.mark.parametrize(
+    "base",
+    [{**SMALL, "audio.width": 64, "text.width": 32}, pytest.param(MEAN, marks=pytest.mark.slow)],
+    ids=["passt", "mean mel"],
+)
 def test_eight_pairs_are_learnt_by_heart(base):
     data = Sounds()
     learner = RetrievalLearner([of(base, **{**PLAIN, "epochs": 40, "learning_rate": 3e-3})], data, Worker())

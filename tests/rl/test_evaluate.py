@@ -34,7 +34,7 @@ def alone(environment_id: str, seed: int, act: Any, bound: float = 1) -> tuple[f
     return total, steps
 
 
-@pytest.mark.parametrize("environment_id", ["Hopper-v4", "Hopper-v5"])
+@pytest.mark.parametrize("environment_id", [pytest.param("Hopper-v4", marks=pytest.mark.slow), "Hopper-v5"])
 def test_rollout_is_the_first_episode_of_each_seed(environment_id: str) -> None:
     found = rollout(steer, environment_id, episodes=4, seed=11)
     expected = [alone(environment_id, seed, steer) for seed in range(11, 15)]

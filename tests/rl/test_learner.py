@@ -34,7 +34,9 @@ def assert_states_equal(got, wanted, **tolerance):
         assert got == wanted
 
 
-@pytest.mark.parametrize("prune", [Dense(), Random(sparsity=0.6), Snip(sparsity=0.6, batch=10)])
+@pytest.mark.parametrize(
+    "prune", [Dense(), pytest.param(Random(sparsity=0.6), marks=pytest.mark.slow), Snip(sparsity=0.6, batch=10)]
+)
 def test_twenty_updates_equal_the_plain_implementation(prune):
     c = config(seed=3, prune=prune)
     ours, toy = learner([c])
@@ -150,7 +152,9 @@ def test_a_member_can_move_to_another_stack():
     assert_states_equal(alone.state_dict()[0], longer.state_dict()[2], **CLOSE)
 
 
-@pytest.mark.parametrize("method", [Snip, Grasp, Random, Magnitude, Erk])
+@pytest.mark.parametrize(
+    "method", [Snip, Erk, *(pytest.param(method, marks=pytest.mark.slow) for method in (Grasp, Random, Magnitude))]
+)
 def test_pruned_weights_stay_exactly_zero(method):
     c = config(prune=replace(method(sparsity=0.7), **({"batch": 10} if method in (Snip, Grasp) else {})))
     ours, toy = learner([c])

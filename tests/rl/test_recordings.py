@@ -153,7 +153,9 @@ def test_recording_depends_on_its_seed_alone(hopper: tuple[Storage, dict[str, An
     assert recorded(tmp_path / "other", seed=SEED + 1)[1]["digest"] != info["digest"]
 
 
-@pytest.mark.parametrize("rows", [300, 364, 372, 380, 388, 700])
+@pytest.mark.parametrize(
+    "rows", [364, 388, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (300, 372, 380, 700))]
+)
 def test_shorter_recordings_are_the_beginning(
     hopper: tuple[Storage, dict[str, Any]], tmp_path: Path, rows: int
 ) -> None:

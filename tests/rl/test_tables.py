@@ -138,7 +138,15 @@ def test_set_reaches_tables_without_training():
 
 
 @pytest.mark.parametrize(
-    "prune", [Dense(), Snip(sparsity=0.8, batch=10), Grasp(sparsity=0.8, batch=10), Magnitude(sparsity=0.8)]
+    "prune",
+    [
+        Dense(),
+        Snip(sparsity=0.8, batch=10),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (Grasp(sparsity=0.8, batch=10), Magnitude(sparsity=0.8))
+        ),
+    ],
 )
 def test_training_changes_nothing_that_these_tables_count(prune):
     """All but our files, whose exponents are compressed, and what the learner itself logs of its losses."""

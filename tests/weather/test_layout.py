@@ -225,7 +225,7 @@ def test_a_holdout_of_none_leaves_every_window_to_training(tmp_path):
     assert whole.sequences("validation", ("a",), (2019,), 4, 8)
 
 
-@pytest.mark.parametrize("holdout", [60, 3, 0])
+@pytest.mark.parametrize("holdout", [pytest.param(60, marks=pytest.mark.slow), 3, 0])
 def test_a_plan_says_what_the_holdout_costs_and_gives(tmp_path, holdout):
     written, _ = local(tmp_path, gap=10)
     source = Source(Storage.open(tmp_path), {**written.info(), "name": "own"})

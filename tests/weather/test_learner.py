@@ -41,7 +41,11 @@ def learner(storage, chosen):
     return ForecastLearner([chosen], data, Worker()), data
 
 
-@pytest.mark.parametrize("changes", [{}, {"model": "context", "model__filters": 8, "model__levels": 2}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, pytest.param({"model": "context", "model__filters": 8, "model__levels": 2}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_a_batch_can_be_learned_by_heart(storage, changes):
     taught, data = learner(storage, of({**changes, "model__dropout": 0.0} if not changes else changes))
     batch = next(iter(data.batches(0, 0, 0, 1)))

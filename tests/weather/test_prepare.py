@@ -32,6 +32,8 @@ from tests.weather.files import Layout, frames, hdf5_path, write_hdf5
 
 prepare_module = importlib.import_module("retable.tasks.weather.w4c.prepare")  # the task exports a function so named
 
+VERSIONS = ((VERSION, True), (VERSION - 1, False), (None, False), ("?", False))
+
 
 @pytest.fixture
 def small(monkeypatch):
@@ -170,8 +172,14 @@ def test_other_data_cannot_pass_for_the_competitions(tmp_path):
     assert index_folder(Storage.open(tmp_path / "252"), "mine", "own")["simulated_satellite"] is True
 
 
-@pytest.mark.parametrize(("mark", "words"), [("generated", "generated: an image"), ("simulated", "rain is real")])
-@pytest.mark.parametrize(("version", "right"), [(VERSION, True), (VERSION - 1, False), (None, False), ("?", False)])
+@pytest.mark.parametrize(
+    ("mark", "words", "version", "right"),
+    [
+        *(("generated", "generated: an image", *each) for each in VERSIONS),
+        ("simulated", "rain is real", *VERSIONS[0]),
+        *(pytest.param("simulated", "rain is real", *each, marks=pytest.mark.slow) for each in VERSIONS[1:]),
+    ],
+)
 def test_simulated_files_in_a_folder_of_another_name_are_known_by_their_marks(tmp_path, mark, words, version, right):
     Layout().write(tmp_path)
     for number, path in enumerate(sorted(tmp_path.rglob("*.h5"))):

@@ -173,7 +173,7 @@ def test_the_upsampling_variant_keeps_and_grows_times_and_channels_as_the_paper_
     }
 
 
-@pytest.mark.parametrize(("inputs", "forecast"), [(1, 3), (2, 2), (3, 6), (6, 12)])
+@pytest.mark.parametrize(("inputs", "forecast"), [(1, 3), (2, 2), (3, 6), pytest.param(6, 12, marks=pytest.mark.slow)])
 def test_the_upsampling_variant_takes_other_times(inputs, forecast):
     torch.manual_seed(0)
     model = SwinForecaster(Swin(variant="upsample", feature_size=12), size=24, inputs=inputs, forecast=forecast)

@@ -222,8 +222,15 @@ def test_the_command_writes_a_page_that_agrees_with_score(trained, tmp_path, cap
         cli.verify([first, other], out, storage.root, regions="", years="")
 
 
-@pytest.mark.parametrize("threshold", ["tuned", "tuned_per_region"])
-@pytest.mark.parametrize("split", ["validation", "test"])
+@pytest.mark.parametrize(
+    ("split", "threshold"),
+    [
+        ("validation", "tuned"),
+        ("test", "tuned_per_region"),
+        pytest.param("validation", "tuned_per_region", marks=pytest.mark.slow),
+        pytest.param("test", "tuned", marks=pytest.mark.slow),
+    ],
+)
 def test_runs_agree_at_the_thresholds_of_the_page(trained, tmp_path, monkeypatch, split, threshold):
     storage, folders = trained
     chosen = [opened(folder.fingerprint, str(storage.root), split, 0, threshold) for folder in folders]

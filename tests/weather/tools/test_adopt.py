@@ -56,6 +56,23 @@ def wrapped(state, number):
     return {"epoch": 3, "model_state_dict": {f"module.{name}": value for name, value in state.items()}, **beside}
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """One checkpoint, that nobody changes."""
+    folder = tmp_path_factory.mktemp("published") / "one"
+    published(folder, LABELS[:1])
+    return folder
+
+
+@pytest.fixture
+def one(checkpoint, tmp_path):
+    """A folder of one's own with the checkpoint and its list."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/rows.csv").write_text((checkpoint / "rows.csv").read_text())
+    (tmp_path / "one/epoch=0.ckpt").symlink_to(checkpoint / "epoch=0.ckpt")
+    return tmp_path / "one"
+
+
 @pytest.fixture
 def storage(tmp_path):
     return make(tmp_path / "results", size=SIZE)
@@ -102,22 +119,20 @@ def test_adopted_runs_are_scored_and_two_epochs_share_a_run(storage, tmp_path):
     assert folder.folder.read_json("provenance.json")["adopted"].keys() == {"4", "5"}
 
 
-def test_data_that_are_there_stay_as_they_are(storage, tmp_path):
-    published(tmp_path / "checkpoints", LABELS[:1])
+def test_data_that_are_there_stay_as_they_are(storage, one):
     place = storage / "data/weather/tiny"
     imported = place.read_json("dataset.json") | {"source": "imported", "grids": {"boxi_0015": {"step": 2000}}}
     place.write_json("dataset.json", imported)
-    adopt(tmp_path / "checkpoints", TABLE, storage, CHANGES)
+    adopt(one, TABLE, storage, CHANGES)
     assert place.read_json("dataset.json") == imported
 
 
-def test_what_does_not_fit_is_one_line(storage, tmp_path):
+def test_what_does_not_fit_is_one_line(storage, one, tmp_path):
     label = OFFICIAL_HELDOUT.label
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"rows.csv: missing; columns row,file.*official BASELINE"):
         adopt(tmp_path / "empty", TABLE, storage, CHANGES)
-    published(tmp_path / "one", [label])
-    listing = tmp_path / "one" / "rows.csv"
+    listing = one / "rows.csv"
     good = listing.read_text()
     for wrong, line in (
         (good.replace(label, "official BASE"), "no row 'official BASE'"),
@@ -128,18 +143,17 @@ def test_what_does_not_fit_is_one_line(storage, tmp_path):
     ):
         listing.write_text(wrong, encoding="cp1252")
         with pytest.raises(UserError, match=line) as caught:
-            adopt(tmp_path / "one", TABLE, storage, CHANGES)
+            adopt(one, TABLE, storage, CHANGES)
         assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(UserError, match="rl/table1: is of rl"):
-        adopt(tmp_path / "one", "rl/table1", storage, {})
+        adopt(one, "rl/table1", storage, {})
 
 
-def test_a_run_that_was_trained_here_is_not_replaced(storage, tmp_path):
-    published(tmp_path / "one", [OFFICIAL_HELDOUT.label])
+def test_a_run_that_was_trained_here_is_not_replaced(storage, one):
     task, want = find("weather"), rows_of(TABLE, CHANGES)[OFFICIAL_HELDOUT.label]
     folder = RunFolder.of(storage, task, want.config)
     folder.begin(want.config, task.version, {"data": {}})  # a training that got no further
     before = folder.folder.read_json("provenance.json")
     with pytest.raises(UserError, match="was trained here"):
-        adopt(tmp_path / "one", TABLE, storage, CHANGES)
+        adopt(one, TABLE, storage, CHANGES)
     assert folder.folder.read_json("provenance.json") == before and folder.result() is None
