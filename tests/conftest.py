@@ -14,6 +14,7 @@ atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 os.environ["HOME"] = HOME
 os.environ["RETABLE_TASKS"] = str(Path(__file__).parent / "extra_tasks")
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads spin: beside another worker they take four times the seconds
 for name in ("RAY_ADDRESS", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
     os.environ.pop(name, None)  # Ray would join that cluster, Typer would colour what tests read
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test starts would compile retable anew
