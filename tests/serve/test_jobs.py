@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 
 import av
 import numpy as np
@@ -41,6 +42,7 @@ pytestmark = [
 ORDER = Order(sha256="a" * 64)
 
 
+@cache
 def clip(count=24, size=(48, 64), format="mp4", codec="libx264", sound=True):
     """Return a clip of generated frames, a second at 24, and a tone beside it, made by FFmpeg's own tools."""
     file = io.BytesIO()

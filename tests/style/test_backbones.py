@@ -56,8 +56,12 @@ def torchvisions(name, tensors, pooling):
     return features
 
 
-@pytest.mark.parametrize("pooling", ["max", "average"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [(name, "max") for name in CONFIGS]
+    + [pytest.param(name, "average", marks=pytest.mark.slow) for name in ("vgg16", "vgg19")]
+    + [(name, "average") for name in ("alexnet", "squeezenet1_0")],
+)
 @torch.no_grad()
 def test_features_are_torchvisions(name, pooling):
     ours, image = network(name, pooling), picture(SIZES[name])

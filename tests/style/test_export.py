@@ -96,7 +96,7 @@ def test_the_zoo_says_where_it_is_from():
         zoo.read("style", "great_waves")
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("half", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_file_of_several_styles_is_a_zoo_of_as_many(half, tmp_path, monkeypatch):
     torch.manual_seed(0)
     network = TransformerNetwork(4, "transposed", "tanh", styles=2)

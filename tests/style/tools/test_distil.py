@@ -77,6 +77,7 @@ def test_the_shipped_network_ends_where_it_says(storage):
         small.resolve("relu4_1", "style")
 
 
+@pytest.mark.slow  # it depends on the shipped file alone
 def test_the_shipped_network_sees_what_the_large_one_sees(shared, storage, teacher):
     small = build(Vgg19(weights="small", normalise=True), 0, storage)
     found = unexplained(small, teacher[1], unseen(shared), fitted=pictures(shared, "val", 0, 6, 128))

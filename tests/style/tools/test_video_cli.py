@@ -61,7 +61,7 @@ def test_strength_zero_is_the_video_itself(tmp_path):
     assert np.abs(look(target)[1][0][2, 2].astype(int) - 250).max() < 12, "the bright corner"
 
 
-@pytest.mark.parametrize("steady", ["off", "flow"])
+@pytest.mark.parametrize("steady", [pytest.param("off", marks=pytest.mark.slow), "flow"])
 def test_the_video_is_shown_beside_the_result(tmp_path, steady):
     source, words = make(tmp_path / "in.mp4", 5), ("--style", "toy", "--steady", steady, "--crf", 0)
     assert run(source, tmp_path / "alone.mp4", *words).exit_code == 0
@@ -76,7 +76,7 @@ def test_the_video_is_shown_beside_the_result(tmp_path, steady):
             assert away.mean() < 2.5, "up to what the encoder's colours lose"
 
 
-@pytest.mark.parametrize("steady", ["statistics", "flow"])
+@pytest.mark.parametrize("steady", [pytest.param("statistics", marks=pytest.mark.slow), "flow"])
 def test_steadiness_is_measured_against_none(tmp_path, steady):
     source = make(tmp_path / "in.mp4", 6)
     result = run(source, tmp_path / "out.mp4", "--style", "toy", "--steady", steady, "--measure")
