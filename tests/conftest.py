@@ -1,6 +1,7 @@
 """What all tests share. The variables are set before anything imports retable or Ray."""
 
 import atexit
+import functools
 import gc
 import os
 import shutil
@@ -24,6 +25,8 @@ import random  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+import typer.main  # noqa: E402
+import typer.testing  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from retable.platform.store.storage import Storage  # noqa: E402
@@ -31,6 +34,9 @@ from tests.chosen import pytest_addoption, pytest_collection_modifyitems  # noqa
 from tests.files import pytest_xdist_make_scheduler  # noqa: E402, F401
 
 torch.set_num_threads(1)
+
+# A process makes its command line once; Typer makes it at each call that a test runs, for 0.1 s.
+typer.main.get_command = typer.testing._get_command = functools.cache(typer.main.get_command)
 
 # The same examples in every run, none kept from one to the next, and no clock: a run ends like the run before.
 # `--hypothesis-profile=default` searches on.
