@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import typer.main
 
 from retable.platform.cli import app
 from retable.platform.models import zoo
@@ -89,6 +90,7 @@ def test_a_task_whose_packages_are_not_installed_says_so_where_it_is_asked_for(r
     lacking = extras.missing
     monkeypatch.setattr(extras, "missing", lambda extra: ["faiss-cpu"] if extra == "audio" else lacking(extra))
     extras.check.cache_clear()
+    monkeypatch.setattr(typer.main, "get_command", typer.main.get_command.__wrapped__)  # a command line of its own
     remedy = "audio needs faiss-cpu: pip install 'retable[audio]'"
     for words in (["audio", "search", "x"], ["audio", "--help"], ["data", "make", "audio", "--name", "x"]):
         assert (retable(*words).returncode, retable(*words).stderr) == (2, f"error: {remedy}\n"), words
