@@ -74,3 +74,11 @@ def test_the_coverage_is_what_the_planner_says():
 
 def test_the_reference_of_the_commands_is_what_the_program_says():
     assert cli_page.page() == cli_page.PAGE.read_text(), "python -m docs.cli writes the page anew"
+
+
+def test_each_page_has_its_place_in_the_site():
+    docs = documents.ROOT / "docs"
+    named = (documents.ROOT / "mkdocs.yml").read_text()
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+    lost = {page for page in pages if not re.search(rf"[ :]{re.escape(page)}$", named, re.M)}
+    assert len(pages) > 20 and lost == set()
