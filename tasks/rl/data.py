@@ -214,7 +214,7 @@ def notes_of(made: Recording, skip: Collection[int]) -> dict[str, Any]:
 
 
 def _space(source: Path, environment: str, version: str) -> Spaces:
-    """Return what a file has to fit; our own recordings hold actions in [-1, 1] whatever the environment's bounds.
+    """Return the spaces that a file has to fit; actions of our recordings are in [-1, 1] in any environment.
 
     Raises:
         UserError: where the environment or its version is unknown or cannot be built.

@@ -41,7 +41,7 @@ SAVED = {"all": 1.0, "actor": 0.05, "critic": 0.2, "vae": 0.7}
 
 
 class Data(Protocol):
-    """What the learner asks of a data set."""
+    """Interface of a data set to the learner."""
 
     @property
     def states(self) -> int:
@@ -57,7 +57,7 @@ class Data(Protocol):
 
     @property
     def standard(self) -> Standard | None:
-        """What the states of every batch are standardized by."""
+        """Mean and deviation that the states of every batch are standardized by; None: they are raw."""
 
     def sample(self, member: int, size: int) -> Mapping[str, Tensor]:
         """Draw transitions for a member, (size, ...) each, always the same for the same member's seed."""

@@ -173,7 +173,7 @@ class Vae(nn.Module):
 
 
 class Networks(nn.Module):
-    """What one stack trains. Behaviour cloning is the VAE alone: its actor and critic are None, not idle weights."""
+    """Networks of one stack. Behaviour cloning is the VAE alone: its actor and critic are None, not idle weights."""
 
     vae: Vae
     actor: Actor | None

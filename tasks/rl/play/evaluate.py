@@ -144,7 +144,7 @@ def _limit(name: str, settings: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Spaces:
-    """What data of an environment have to fit."""
+    """Shapes, bounds and episode limit that data of an environment have to fit."""
 
     environment: str
     """As `with_settings` calls it."""
@@ -230,7 +230,7 @@ def scale(actions: Array, space: gymnasium.spaces.Space[Any]) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one step of a simulator did to the episodes that are played side by side."""
+    """Result of one simulator step for the episodes that are played side by side."""
 
     environments: VectorEnv[Any, Any, Any]
     rewards: Array

@@ -103,7 +103,7 @@ def load(path: Path) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a file holds."""
+    """Content of a D4RL file, with its defects."""
 
     rows: Rows | None
     """None: its arrays are not those of a recording."""
