@@ -2,7 +2,7 @@
 
 Lengths of the generator grow with the size of its images, so a world of size S shows rain on pixels of 2 km x 252 / S:
 real composites are averaged to about as much. With RETABLE_SHARED set, those in its `data/weather` are read as well.
-`docs/tasks/weather.md` has the table.
+`docs/tasks/weather_world.md` has the table.
 """
 
 from __future__ import annotations

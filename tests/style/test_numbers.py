@@ -13,7 +13,7 @@ from retable.tasks.style.apply import judge
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs/tasks").glob("style*.md")))
-PAGE = (ROOT / "docs/tasks/style.md").read_text()
+PAGE = "\n".join(page.read_text() for page in PAGES[1:])
 PERFORMANCE = (ROOT / "docs/performance.md").read_text()
 LINKED = re.compile(r"\[(\d[\d.,]*)\]\(([^)]*results/style[^)]*)\)")
 NUMBER = re.compile(r"(?<![\w.,])\d[\d.,]*(?<![.,])(?![\w])")
@@ -157,7 +157,7 @@ NAMES = {
 def zoo_rows():
     """Return (network as the file of results calls it, cells) of each row of the zoo's two tables."""
     painting, found = "", []
-    for line in PAGE.split("**Acceptance criteria.**")[1].split("## Where the paper")[0].splitlines():
+    for line in PAGE.split("## Acceptance criteria")[1].splitlines():
         cells = [cell.strip().replace("*", "").replace(",", "") for cell in line.strip("|").split("|")]
         name = line.strip("|").split("|")[0].strip()
         if name in NAMES:
