@@ -274,7 +274,7 @@ def pack(
 
     Args:
         tables: such as `rl/table1`; a task's name stands for all of its tables; none: all that were asked for.
-        out: the file.
+        out: the file; one that exists is replaced.
         scale: the tables'.
         set: changes that the tables were asked for with.
         storage: where the runs lie.

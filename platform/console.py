@@ -51,6 +51,7 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:1 (default: a GPU i
 Licence = Annotated[str, typer.Option(help="Terms of use to store in the file.")]
 Limit = Annotated[str, typer.Option("--limit", metavar="TIME", help="Stop downloading after this time, e.g. 2h.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Replace a data set of that name.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")]
 """Options of the commands of several tasks."""
 
 T = TypeVar("T")

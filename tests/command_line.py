@@ -1,4 +1,4 @@
-"""Words as the command line reads them, without doing what they say."""
+"""The command line: its commands, and words as it reads them, without doing what they say."""
 
 import typer
 
@@ -12,3 +12,10 @@ def accepted(words):
         context = command.make_context("retable", list(words), parent=context, resilient_parsing=True)
         _, command, words = command.resolve_command(context, words)
     command.make_context(command.name, list(words), parent=context)
+
+
+def walked(command, path):
+    """Yield every command below one, and it, with the words that call it."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from walked(inner, f"{path} {name}")

@@ -27,13 +27,13 @@ from retable.platform.cli.groups import MARKUP, Commands, commands_of, entry
 from retable.platform.cli.runs import Rows, ScaleName, Set
 from retable.platform.commit import code_root
 from retable.platform.config import parse_set, set_line
-from retable.platform.console import Where, console, errors, progress_bar, spread
+from retable.platform.console import Overwrite, Where, console, errors, progress_bar, spread
 from retable.platform.errors import UserError
 from retable.platform.spec import task as tasks
 from retable.platform.spec.resources import Resources, summary
 from retable.platform.spec.space import describe_space, spaces
 from retable.platform.spec.table import hidden, split_view
-from retable.platform.store.storage import Record, Storage
+from retable.platform.store.storage import Record, Storage, check_target
 from retable.platform.text import and_more, clock, grouped, plural, seconds_of
 
 if TYPE_CHECKING:
@@ -643,12 +643,15 @@ def serve(
     config_out: Annotated[
         str, typer.Option(help="Write the config file for `serve deploy` here, and serve nothing.")
     ] = "",
+    overwrite: Overwrite = False,
     storage: Where = "results",
 ) -> None:
     """Serve the best models behind one address, with a page, until Ctrl-C; on SIGHUP choose again.
 
     Examples: `retable serve` · `retable serve rl --run 3f2a` · `retable serve --zoo --port 8080`
     """
+    if config_out:
+        check_target(Path(config_out), overwrite)
     command = importlib.import_module("retable.serve.launch.command")  # a name: the platform knows nothing above it
     wanted = {"tasks": names or (), "runs": run or (), "zoo": zoo, "best": best or (), "index": index, "anyway": anyway}
     address = {"host": host, "port": port, "token_file": token_file, "allowed": allowed_host or (), "name": name}

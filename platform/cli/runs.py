@@ -22,10 +22,10 @@ import retable
 from retable.platform import text as texts
 from retable.platform.cli.groups import entry
 from retable.platform.config import describe, parse_set
-from retable.platform.console import Where, console, errors, print_lines, progress_bar
+from retable.platform.console import Overwrite, Where, console, errors, print_lines, progress_bar
 from retable.platform.errors import HIDDEN, SECRET, UserError, nearest, redact
 from retable.platform.spec.task import names as names_of_tasks
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Storage, check_target
 from retable.platform.text import age, clock, size
 
 app = typer.Typer()
@@ -216,6 +216,7 @@ def pack(
             "--resume", help="Also pack what unfinished runs need to resume elsewhere: checkpoints, weights of parents."
         ),
     ] = False,
+    overwrite: Overwrite = False,
     storage: Where = "results",
     as_json: Json = False,
 ) -> None:
@@ -223,6 +224,7 @@ def pack(
 
     Examples: `retable runs pack rl/figure1 --scale small --out rl.bundle` · `retable runs pack --scale paper --resume`
     """
+    check_target(out, overwrite)
     packed = retable.pack(
         *tables or (),
         scale=scale,

@@ -16,7 +16,7 @@ from retable.platform.models import contract
 from retable.platform.spec.task import config_at
 from retable.platform.store.provenance import placeless
 from retable.platform.store.run import contiguous
-from retable.platform.store.storage import Record, Storage
+from retable.platform.store.storage import Record, Storage, check_target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,7 +167,14 @@ def check_name(file: Path, suffix: str = ".safetensors") -> None:
 
 
 def export(
-    task: str, run: str, storage: str, file: Path, suffix: str = ".safetensors", **options: object
+    task: str,
+    run: str,
+    storage: str,
+    file: Path,
+    suffix: str = ".safetensors",
+    *,
+    overwrite: bool,
+    **options: object,
 ) -> TrainedRun:
     """Write a run's exported file, print its size, and return the run, as `retable TASK export` does.
 
@@ -177,14 +184,16 @@ def export(
         storage: where it is.
         file: what is written.
         suffix: how files of the task end.
+        overwrite: whether a file that exists is replaced.
         **options: of the task's `write_export`.
 
     Raises:
-        UserError: where there is no such run, or the file has another ending.
+        UserError: where there is no such run, or the file has another ending or exists.
     """
     from retable.platform import api
 
     check_name(file, suffix)
+    check_target(file, overwrite)
     loaded = api.load(run, storage, task=task)
     data = contract.exporter(task).write_export(loaded, **options)
     Storage.open(file.expanduser().absolute().parent).write(file.name, data)

@@ -47,6 +47,18 @@ def whole_file(path: Path) -> Iterator[Path]:
                 writing.unlink()
 
 
+def check_target(file: Path, overwrite: bool) -> None:
+    """Refuse, before the work, a file that exists or cannot be written.
+
+    Raises:
+        UserError: then; a file that exists is no reason where `overwrite` is set.
+    """
+    file = file.expanduser()
+    if file.exists() and not overwrite:
+        raise UserError(f"{file}: exists; --overwrite replaces it")
+    Storage.open(file.absolute().parent).check_writable()
+
+
 @dataclass(frozen=True)
 class Storage:
     """A folder on a file system. Small, picklable, and the same on every node.

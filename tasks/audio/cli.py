@@ -9,9 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retable.platform.console import Device, Epoch, Licence, Run, Where, console, errors, print_lines, progress_bar
+from retable.platform.console import (
+    Device,
+    Epoch,
+    Licence,
+    Overwrite,
+    Run,
+    Where,
+    console,
+    errors,
+    print_lines,
+    progress_bar,
+)
 from retable.platform.errors import UserError
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Storage, check_target
 from retable.tasks.audio.data_cli import DATA
 
 if TYPE_CHECKING:
@@ -118,6 +129,7 @@ def search(
     top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     page: Annotated[Path | None, typer.Option(help="Also write a page that plays the hits.")] = None,
+    overwrite: Overwrite = False,
     avoid: Annotated[str, typer.Option("--not", help="Describe what to avoid: hits sound less like these words.")] = "",
     min_seconds: Annotated[
         float, typer.Option(help="Shortest hit in seconds, to within a segment of the index.", min=0)
@@ -150,6 +162,8 @@ def search(
     if both := {*(good or ())} & {*(bad or ())}:
         raise UserError(f"--good {min(both)} --bad {min(both)}: a hit is good or bad; leave one out")
     marks = [(number, True) for number in good or ()] + [(number, False) for number in bad or ()]
+    if page:
+        check_target(page, overwrite)
     words = words if any(map(str.isalnum, words)) else ""  # punctuation is not heard
     if marks and not words:
         raise UserError("--good, --bad: a hit is marked for words; give some")
@@ -246,6 +260,7 @@ def shell(
 def pairs(
     place: Annotated[Path, typer.Argument(help="The index.")],
     table: Annotated[Path, typer.Argument(dir_okay=False, help="The CSV to write.")],
+    overwrite: Overwrite = False,
 ) -> None:
     """Write the hits that were marked as good as a CSV of recordings and captions, to fine-tune on.
 
@@ -258,6 +273,7 @@ def pairs(
 
     if table.suffix.lower() != ".csv":
         raise UserError(f"{table}: call it {table.stem}.csv, so that it is known for what it is")
+    check_target(table, overwrite)
     made = write_pairs(open_index(place), table)
     left = f"; {made.bad} marked as bad are left out" if made.bad else ""
     left += f"; of {made.gone} the recordings are gone" if made.gone else ""
@@ -404,6 +420,7 @@ def adopt(
     ] = "",
     part: Part = "",
     licence: Licence = "",
+    overwrite: Overwrite = False,
 ) -> None:
     """Make of a pair of encoders that others trained one file that searches, serves and travels.
 
@@ -416,9 +433,10 @@ def adopt(
     from retable.tasks.audio.export import write_adopted
     from retable.tasks.audio.tools.adopt.pairs import read_foreign
 
+    check_target(out, overwrite)
     pair = read_foreign(file, text, part, lambda line: errors.print(f"note: {line}", markup=False))
     data = write_adopted(pair, licence=licence)
-    Storage.open(out.absolute().parent).write(out.name, data)
+    Storage.open(out.expanduser().absolute().parent).write(out.name, data)
     console.print(f"{out}: {len(data):,} bytes", markup=False)
 
 
@@ -434,6 +452,7 @@ def augment(
     ] = "",
     variations: Annotated[Path | None, typer.Option(help="Take the forms of a published variations.json.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the forms as variations.json too.")] = None,
+    overwrite: Overwrite = False,
     seed: Annotated[int, typer.Option(help="Seed of the rules.", min=0)] = 0,
     prompt: Annotated[
         Literal["paper", "code"],
@@ -462,6 +481,8 @@ def augment(
     provider = asked or rules or variations
     if provider is None or [bool(asked), bool(rules), bool(variations)].count(True) != 1:
         raise UserError("augment: name one of --rules, --model and --variations")
+    if out:
+        check_target(out, overwrite)
     with progress_bar(f"rewriting {data}") as show:
         report = augment_dataset(folder(Storage.open(storage), data), provider, seed, out, show)
     print_lines((*report.dropped, *report.failed), to=errors)
@@ -478,6 +499,7 @@ def submit(
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The CSV to write.")] = Path(
         "submission.csv"
     ),
+    overwrite: Overwrite = False,
     storage: Where = "results",
     device: Device = "",
 ) -> None:
@@ -490,6 +512,7 @@ def submit(
     from retable.tasks.audio.tools.challenge.submission import submit as write
     from retable.tasks.audio.tools.search.opening import open_embedder
 
+    check_target(out, overwrite)
     where = Storage.open(storage)
     models = [open_embedder(run, where, device).network for run in runs]
     with progress_bar(f"ranking {audio}") as show:
@@ -508,6 +531,7 @@ def export(
         Path | None,
         typer.Option(help="Labelled recordings such as ESC-10: the fold that scenes held out, else 5, judges."),
     ] = None,
+    overwrite: Overwrite = False,
     storage: Where = "results",
 ) -> None:
     """Write a trained model with its config and provenance to one file, which `--model` takes on any machine.
@@ -524,6 +548,7 @@ def export(
         raise UserError("--classes: judges the last epoch; leave --epoch out")
     score: dict[str, Any] = {}
     if classes:
+        check_target(file, overwrite)
         where = Storage.open(storage)
         trained = api.load(run, where, task="audio")
         folds, known = test_folds(trained.config, where)
@@ -531,4 +556,4 @@ def export(
         score = judge(open_embedder(run, where), classes, fold, trained.config)
         score["on"] += "" if known else "; what the weights that it started from were trained on is not known"
         console.print(line(score), markup=False)
-    export("audio", run, storage, file, epoch=epoch, licence=licence, score=score)
+    export("audio", run, storage, file, overwrite=overwrite, epoch=epoch, licence=licence, score=score)

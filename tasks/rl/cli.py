@@ -16,6 +16,7 @@ from retable.platform.console import (
     Licence,
     Limit,
     Mirror,
+    Overwrite,
     Replace,
     Run,
     Where,
@@ -288,6 +289,7 @@ def export(
     precision: Annotated[Precision, typer.Option(help="Of the weights; float32 is exact.")] = "float32",
     epoch: Epoch = 0,
     licence: Licence = "",
+    overwrite: Overwrite = False,
 ) -> None:
     """Write a trained policy as one compact file that `play` reads.
 
@@ -296,8 +298,8 @@ def export(
     from retable.platform.models.export import export
     from retable.tasks.rl.formats.sizes import file_bytes
 
-    options = {"epoch": epoch, "policy": policy or "", "precision": precision, "licence": licence}
-    loaded = export("rl", run, storage, file, SUFFIX, **options)
+    options: dict[str, Any] = {"epoch": epoch, "policy": policy or "", "precision": precision, "licence": licence}
+    loaded = export("rl", run, storage, file, SUFFIX, overwrite=overwrite, **options)
     dense = file_bytes(loaded.weights(epoch))
     ratio = dense / file.expanduser().stat().st_size
     console.print(f"{ratio:.1f} times smaller than the dense file of all weights ({dense:,})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -11,6 +11,7 @@ from retable.platform.console import (
     Device,
     Epoch,
     Licence,
+    Overwrite,
     Run,
     Where,
     console,
@@ -22,7 +23,7 @@ from retable.platform.console import (
     whole,
 )
 from retable.platform.errors import UserError, disk_errors
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Storage, check_target
 from retable.tasks.style.data_cli import DATA
 from retable.tasks.style.tools.pictures.judge_cli import judge
 from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result
@@ -37,15 +38,6 @@ app = typer.Typer(
 )
 app.command("video")(video)
 app.command("judge")(judge)
-
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")]
-
-
-def check_target(file: Path, overwrite: bool) -> None:
-    """Refuse, before the work, a file that exists or cannot be written, with a UserError."""
-    if file.exists() and not overwrite:
-        raise UserError(f"{file}: exists; --overwrite replaces it")
-    Storage.open(file.absolute().parent).check_writable()
 
 
 @app.command()
@@ -216,6 +208,7 @@ def export(
     half: Annotated[bool, typer.Option("--half", help="Store numbers in 16 bits: half the size.")] = False,
     painting: Annotated[str, typer.Option(help="Style to write, if the network has several (default: all).")] = "",
     licence: Licence = "",
+    overwrite: Overwrite = False,
     storage: Where = "results",
 ) -> None:
     """Write a trained network with its provenance to one file, which `--style` takes on any machine.
@@ -224,7 +217,8 @@ def export(
     """
     from retable.platform.models.export import export
 
-    export("style", run, storage, file, epoch=epoch, half=half, painting=painting, licence=licence)
+    options: dict[str, Any] = {"epoch": epoch, "half": half, "painting": painting, "licence": licence}
+    export("style", run, storage, file, overwrite=overwrite, **options)
 
 
 @app.command()
@@ -260,7 +254,7 @@ def learn(
     export.check_name(file)
     check_target(file, overwrite)
     run = train(painting, start, photographs, steps, Storage.open(storage))
-    export.export("style", run.fingerprint, storage, file, half=True, licence=licence)
+    export.export("style", run.fingerprint, storage, file, overwrite=True, half=True, licence=licence)
     judge([str(file)], painting=str(painting), storage=storage)
 
 

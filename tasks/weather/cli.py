@@ -12,6 +12,7 @@ import typer
 from retable.platform.config import override, parse_set, set_line
 from retable.platform.console import (
     Licence,
+    Overwrite,
     Replace,
     Where,
     console,
@@ -24,7 +25,7 @@ from retable.platform.console import (
 from retable.platform.errors import UserError
 from retable.platform.spec.task import check_new, data_folder, data_sets
 from retable.platform.store.lease import one_maker
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Storage, check_target
 from retable.platform.text import plural
 from retable.tasks.weather.config import Config
 from retable.tasks.weather.w4c.convert import convert as convert_frames
@@ -270,6 +271,7 @@ def submit(
         bool, typer.Option("--transfer", help="The transfer challenge's 16 files: three more regions, and 2021.")
     ] = False,
     motion: Motion = "none",
+    overwrite: Overwrite = False,
 ) -> None:
     """Write forecasts of the organisers' inputs as a submission, and say what their server would refuse.
 
@@ -281,6 +283,7 @@ def submit(
     from retable.tasks.weather.tools.forecasts import submission
     from retable.tasks.weather.tools.forecasts.exchange import official_forecasts, opened
 
+    check_target(out, overwrite)
     wanted = submission.TRANSFER if transfer else ()
     years, regions = (tuple(dict.fromkeys(column)) for column in zip(*wanted, strict=True)) if wanted else ((), ())
     loaded = [opened(run, storage, split, epoch, chosen(threshold), regions, years, motion=motion) for run in runs]
@@ -440,6 +443,7 @@ def export(
     licence: Licence = "",
     storage: Where = "results",
     motion: Motion = "none",
+    overwrite: Overwrite = False,
 ) -> None:
     """Write a trained forecaster with its config and provenance to one file, which is all that serving it takes.
 
@@ -449,4 +453,5 @@ def export(
     from retable.tasks.weather.tools.forecasts.exchange import at_epoch
 
     name, own_epoch = at_epoch(run)
-    export("weather", name, storage, file, epoch=own_epoch or epoch, licence=licence, motion=motion)
+    options: dict[str, Any] = {"epoch": own_epoch or epoch, "licence": licence, "motion": motion}
+    export("weather", name, storage, file, overwrite=overwrite, **options)

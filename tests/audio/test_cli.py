@@ -209,7 +209,7 @@ def test_hits_are_filtered_by_length_folder_and_name(audio):
     assert files("--name", "hund") == {dog} and files("--name", "*.WAV", "--under", "deep/er") == {deep}
     assert files("--name", "nothing of that") == set()
     for options in (["--under", "../x"], ["--name", "nothing of that"], ["--min-seconds", "60", "--under", "deep"]):
-        none = audio("search", "loud", *options, "--page", "hits.html")
+        none = audio("search", "loud", *options, "--page", "hits.html", "--overwrite")
         line = f"no recording of the index passes {' '.join(map(str, options))}"
         assert none.output.splitlines() == [line, "hits.html"] and none.exit_code == 0
         assert line in Path("hits.html").read_text()
@@ -259,7 +259,7 @@ def test_a_page_draws_waves_and_copies_paths(audio):
     assert float(waves[0][0]) == pytest.approx(81.8, abs=0.1)  # second 70 of the 65.5 to 71 that are drawn
     assert f'data-path="{Path("in").absolute()}/[red]Hund.wav"' in page
     Path("in/[red]Hund.wav").write_text("gone")
-    assert audio("search", "loud", "--page", "hits.html").exit_code == 0
+    assert audio("search", "loud", "--page", "hits.html", "--overwrite").exit_code == 0
     assert Path("hits.html").read_text().count("<rect") == 1
 
 

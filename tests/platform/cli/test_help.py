@@ -10,16 +10,9 @@ import typer
 
 from retable.platform.cli import app as cli
 from retable.platform.spec.task import find
-from tests.command_line import accepted
+from tests.command_line import accepted, walked
 
 TASKS = ("weather", "style", "audio", "rl")
-
-
-def walked(command, path):
-    """Yield every command below one, and it, with the words that call it."""
-    yield path, command
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from walked(inner, f"{path} {name}")
 
 
 COMMANDS = dict(walked(typer.main.get_command(cli.app), "retable"))
