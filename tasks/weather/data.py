@@ -136,8 +136,8 @@ def memory_notes(configs: Sequence[Config], source: Source) -> list[str]:
     ]
 
 
-def lanes(runs: Sequence[WindowRun], batch: int, seed: int, epoch: int) -> tuple[Array, int]:
-    """Return an epoch's order: run and window of each step and lane, int64 (batch, steps, 2), and the steps.
+def lanes(runs: Sequence[WindowRun], batch: int, seed: int, epoch: int) -> Array:
+    """Return an epoch's order: run and window of each step and lane, int64 (batch, steps, 2).
 
     What is left over when the windows are dealt to the lanes is not seen in this epoch.
     """
@@ -146,9 +146,9 @@ def lanes(runs: Sequence[WindowRun], batch: int, seed: int, epoch: int) -> tuple
     for number in order:
         inside = generator(seed, "weather.windows", epoch, int(number)).permutation(runs[number].windows)
         parts.append(np.stack([np.full(len(inside), number), inside], axis=1))
-    dealt = np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
+    dealt = np.concatenate(parts)
     steps = len(dealt) // batch
-    return dealt[: batch * steps].reshape(batch, steps, 2), steps
+    return dealt[: batch * steps].reshape(batch, steps, 2)
 
 
 class Windows:
@@ -172,7 +172,7 @@ class Windows:
         windows = index.training(config.trained_regions, config.years, *lengths, with_validation=joined)
         self._runs = runs_of(windows, config.window_run)
         self._validation = index.sequences("validation", config.trained_regions, config.years, *lengths)
-        every = lanes(self._runs, config.batch, config.seed, 0)[1]
+        every = len(windows) // config.batch
         self.steps = min(config.steps or every, every)
         self._raw: Frames | Memory = Frames(source.folder, source.info) if columns is None else Memory(columns)
         self._streams = columns is None
@@ -190,7 +190,7 @@ class Windows:
     def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[Batch]:
         """Yield this rank's share of the epoch's batches from step `start` on."""
         lanes_here = share(self.batch, rank, world)
-        order = lanes(self._runs, self.batch, self.config.seed, epoch)[0][lanes_here, start : self.steps]
+        order = lanes(self._runs, self.batch, self.config.seed, epoch)[lanes_here, start : self.steps]
         needed = []  # (step, lane, run) where a lane comes to another run
         for lane, row in enumerate(order[:, :, 0]):
             changes = [0, *(np.flatnonzero(np.diff(row)) + 1)] if len(row) else []
@@ -210,7 +210,7 @@ class Windows:
     def validation(self, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Yield this rank's share of the validation sequences in batches; the last one may be smaller."""
         runs = [run for windows in self._validation.values() for run in runs_of(windows, 1)][rank::world]
-        size = max(1, self.config.batch // world)
+        size = self.config.batch // world
         held: list[tuple[WindowRun, Mapping[str, Array], int]] = []
         for run, arrays in zip(runs, self._fetch(runs), strict=True):
             held.append((run, arrays, 0))

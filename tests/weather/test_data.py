@@ -146,6 +146,14 @@ def test_validation_has_each_sequence_once_whatever_the_number_of_workers(source
     alone = [name for batch in found.validation() for name in batch.shard]
     shared = [name for rank in (0, 1) for batch in found.validation(rank, 2) for name in batch.shard]
     assert sorted(alone) == sorted(shared) and len(alone) == 2 * 2 * 2
+    assert found.validated == tuple(f"{year}/{region}" for year in (2019, 2020) for region in CHANGES["regions"])
+    scored = data.sequences(source, config(), "validation/2020/roxi_0004")
+    assert [window.series for window in scored] == ["2020/roxi_0004/validation"] * 2
+    with pytest.raises(UserError, match="no validation/2021/roxi_0004; the data set has validation/2019/boxi_0015, "):
+        data.sequences(source, config(), "validation/2021/roxi_0004")
+    three = windows(source, memory(source), batch=3)
+    shares = [list(found.validation()), list(found.validation(1, 2)), list(three.validation())]
+    assert [[len(batch.shard) for batch in share] for share in shares] == [[4, 4], [2, 2], [3, 3, 2]]
 
 
 def test_train_all_adds_the_validation_sequences(source):
@@ -262,6 +270,13 @@ def test_the_weight_of_rain_counts_pixels_and_not_series(source):
         "measured": dict(zip(series, (100, 900), strict=True)),
     }
     assert windows(Source(source.folder, source.info | said)).positive_ratio == pytest.approx(840 / 160)
+    for other, words in (
+        ({"rain_threshold": 0.1}, r"0\.160 of the pixels at 0\.1 mm/h"),
+        ({"rain": dict.fromkeys(series, 0.0)}, r"0\.000 of the pixels at 0\.2 mm/h"),
+        ({"rain": {}}, r"0\.000 of the pixels at 0\.2 mm/h"),
+    ):
+        with pytest.raises(UserError, match=f"knows of rain in {words}; give a number"):
+            data.positive_ratio(source.info | said | other, config())
     old = {name: value for name, value in source.info.items() if name != "measured"}
     with pytest.raises(UserError, match=r"older version; remove it$"):
         _ = windows(Source(source.folder, old)).positive_ratio
