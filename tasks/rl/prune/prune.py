@@ -58,10 +58,6 @@ def masks(configs: Sequence[Config], networks: Networks, sample: Sample) -> tupl
     Members may differ in method and sparsity: each is scored alone, as a stack of one, so its masks do not depend on
     its neighbours. Masks of a dense member, and of networks that `prune.networks` leaves out, are all True. `sample`
     is asked for `prune.batch` transitions where the method needs data: batches differ in size, hence no common one.
-
-    Raises:
-        ValueError: where GraSP has fewer than two transitions to halve.
-
     """
     members, zeros = [], []
     for member, config in enumerate(configs):
@@ -157,7 +153,7 @@ def erk_counts(shapes: Sequence[tuple[int, int]], count: int) -> list[int]:
         open_layers -= full
         for i in full:
             counts[i] = shapes[i][0] * shapes[i][1]
-        if not full or not open_layers:
+        if not full:
             break
     remainders = {}
     for i in open_layers:
@@ -177,7 +173,7 @@ def _by_scores(
     """
     weights = [layer.weight for layer in layers(getattr(networks, name)).values()]
     sizes, before = [weight.numel() for weight in weights], [weight.clone() for weight in weights]
-    flat, share = torch.ones(sum(sizes), dtype=torch.bool), 0.0
+    flat = torch.ones(sum(sizes), dtype=torch.bool)
     rounds = 1 if isinstance(method, Magnitude) else method.iterations
     for done in range(1, rounds + 1):
         scores = _scores(method, name, config, networks, batch)
@@ -243,14 +239,8 @@ def grasp(objective: Objective, batch: Batch, noise: Noise, weights: Sequence[Te
     As in the authors' code the batch comes in two halves: g is the sum of the halves' gradients, H g the sum over
     halves of the gradients of <g, gradient of the half>. Equal halves make it 4 times the full batch's; the order is
     the same. The normalisation and the temperature of logits in that code have no use here.
-
-    Raises:
-        ValueError: where there are fewer than two transitions.
-
     """
     size = batch["reward"].shape[1]
-    if size < 2:
-        raise ValueError(f"GraSP halves its batch; prune.batch {size} is below 2")
     halves = [_rows(batch, noise, slice(0, size // 2)), _rows(batch, noise, slice(size // 2, size))]
     total = [torch.zeros_like(weight) for weight in weights]
     for half in halves:
