@@ -155,7 +155,7 @@ def complete(
 
 def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable], dict[str, str]]:
     """Carry out a plan of tables, fill them and write the report; return the filled tables, and the failures."""
-    failures = {}
+    failures: dict[str, str] = {}
     work.measure_on = resources.measure_on
     whole = work.scale not in (SMOKE, measured.SCALE) and not work.changes and not work.rows
     with measured.taking_in(work.tables if whole and work.missing else (), work.storage) as finish:
@@ -163,6 +163,8 @@ def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable],
             write.keep_requests(work)
             failures = execute(work, resources, finish)
         filled = write.fill_and_keep(work)
+    if work.train:  # they were to be filled, and are not
+        failures |= {line: line for part in filled.values() for line in part.corrupt}
     if whole:
         measured.take_in(filled, work.storage)
     write.write_report(work.storage)

@@ -313,6 +313,8 @@ def print_plan(work: Plan, wanted: Resources | None = None) -> None:
         more = f", and {untimed} trainings that were not timed" if untimed else ""
         grid.add_row("", f"{clock(3600 * hours)} of one {device}{more} (as measured; trainings alone)")
     console.print(grid)
+    for line in work.corrupt.values():
+        say(f"left out, corrupt: {line}")
     _print_absent(work)
     for name in work.tables:
         for why, labels in left_out(work, name).items():
@@ -339,7 +341,8 @@ def sent_notes(work: Plan) -> list[str]:
     """Return how many runs of a plan came in a bundle, and which of them are to be trained again."""
     from retable.platform.plan.plan import name_of
 
-    sent = [each for each in work.trainings.values() if each.folder.bundle()]
+    whole = [each for each in work.trainings.values() if each.folder.path not in work.corrupt]
+    sent = [each for each in whole if each.folder.bundle()]
     again = [name_of(each, work.shared) for each in sent if each.status == "weights not sent"]
     lines = [f"{len(sent)} runs"] if sent else []
     if again:

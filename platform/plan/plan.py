@@ -12,13 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from retable.platform.config import Config, Parent, View, describe, differences, init_of, lineage, override, parent
-from retable.platform.errors import UserError
+from retable.platform.errors import Unreachable, UserError
 from retable.platform.spec.table import (
     Combined,
     Figure,
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
 
 Status = Literal[
     "done", "new", "to be continued", "data changed", "weights not kept", "weights not sent", "to be retried",
-    "diverged", "parent diverged",
+    "diverged", "parent diverged", "corrupt", "parent corrupt",
 ]  # fmt: skip
-ENDED = ("done", "diverged", "parent diverged")
+LOST = ("diverged", "parent diverged", "corrupt", "parent corrupt")
+"""No number comes of it."""
+ENDED = ("done", *LOST)
 """There is nothing to train."""
 SHORT = 3600.0
 """Seconds of one core below which a plan is too short to be interrupted."""
@@ -77,7 +80,7 @@ class Scoring:
     folder: RunFolder
     view: View
     done: bool
-    """Scored, or never to be: a run that diverged has no scores."""
+    """Scored, or never to be: a run that diverged or is corrupt has no scores."""
 
     @property
     def reads(self) -> Sequence[View]:
@@ -199,6 +202,8 @@ class Plan:
     combinings: list[Combining] = field(default_factory=list)
     replicates: dict[str, dict[str, list[Replicate]]] = field(default_factory=dict)
     """Table -> row label -> replicates, not yet filled."""
+    corrupt: dict[str, str] = field(default_factory=dict)
+    """Run path -> which of its files is damaged, and the remedy: its numbers are left out."""
     first: dict[str, str] = field(default_factory=dict)
     """Key of a training or scoring -> the first table that wants it: there its cost is counted."""
 
@@ -279,9 +284,9 @@ class Plan:
         return all(self.trainings[member.folder.path].status in FINISHED for member in combining.members)
 
     def waits(self, combining: Combining) -> bool:
-        """Return whether members of a combination are still to be trained; of one that diverged, nothing can come."""
+        """Return whether members of a combination are still to be trained; of one that is lost, nothing can come."""
         states = {self.trainings[member.folder.path].status for member in combining.members}
-        return not states & {"diverged", "parent diverged"} and not states <= {*FINISHED}
+        return not states & {*LOST} and not states <= {*FINISHED}
 
     @property
     def unmeasured(self) -> list[Timing]:
@@ -498,9 +503,11 @@ def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken
             wanted.setdefault(folder.path, (folder, []))[1].extend([view] if view else [])
 
     def read(folder: RunFolder, views: Sequence[View]) -> None:
-        folder.outcome()
+        with intact():
+            folder.outcome()
         for view in views:
-            folder.scored(view, "")
+            with intact():
+                folder.scored(view, "")
 
     with ThreadPoolExecutor(READERS) as readers:
         calls = [partial(copy_context().run, read, *each) for each in wanted.values()]  # with our snapshot
@@ -585,10 +592,12 @@ def _add(plan: Plan, task: Task, config: Config, view: View | None, folder: RunF
     training = _keep(plan, task, config, epoch, wave, folder)
     if view is not None:
         task.check(config, view)
-        done = training.status in ("diverged", "parent diverged")
+        done = training.status in LOST
         if training.status == "done":
             kept = (training.folder.outcome() or {"weights": {}})["weights"].get(str(epoch), "")
-            done = training.folder.scored(view, kept)
+            with intact(plan, training.folder):
+                done = True  # where the scores are damaged they are never taken
+                done = training.folder.scored(view, kept)
         key = f"{training.folder.path}/{view_key(view)}"
         plan.scorings[key] = Scoring(task, config, training.folder, view, done)
     return wave
@@ -601,16 +610,46 @@ def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int, folder:
     if known is not None and epoch in known.keep:
         return known
     keep = tuple(sorted({epoch, config.epochs, *task.keep(config), *(known.keep if known else ())}))
-    state = status(folder, keep, data_digest(plan.storage, task.dataset.where(config)))
+    digest = data_digest(plan.storage, task.dataset.where(config))
+    state: Status = "corrupt"
+    with intact(plan, folder):
+        state = status(folder, keep, digest)
     ancestor = parent(config)
-    if ancestor is not None and state not in ("done", "diverged"):
+    if ancestor is not None and state not in ENDED:
         before = plan.trainings[RunFolder.of(plan.storage, task, ancestor).path].status
-        state = "parent diverged" if before in ("diverged", "parent diverged") else state
+        if before in LOST:
+            state = "parent diverged" if before.endswith("diverged") else "parent corrupt"
     if state == "diverged" and plan.retry:
         state = "to be retried"
     training = Training(task, config, folder, keep, state, wave)
     plan.trainings[folder.path] = training
     return training
+
+
+@contextmanager
+def intact(plan: Plan | None = None, folder: RunFolder | None = None) -> Iterator[None]:
+    """Leave the block where a file of a run is damaged, and note that in the plan of tables that has the run.
+
+    Raises:
+        UserError: where the storage does not answer, or the plan is of no table: what was asked for is then that run.
+    """
+    try:
+        yield
+    except Unreachable:
+        raise
+    except UserError as error:
+        if plan is not None and folder is not None:
+            if not plan.tables:
+                raise
+            plan.corrupt.setdefault(folder.path, str(error))
+
+
+def corrupt_in(plan: Plan, name: str) -> tuple[str, ...]:
+    """Return what is damaged of the runs of a table, and of those that they start from, a line each."""
+    task, _ = plan.tables[name]
+    configs = [each.config for rows in plan.replicates[name].values() for each in rows] if plan.corrupt else []
+    paths = {RunFolder.of(plan.storage, task, each).path for config in configs for each in lineage(config)}
+    return tuple(line for path, line in plan.corrupt.items() if path in paths)
 
 
 def data_digest(storage: Storage, where: str) -> str | None:

@@ -9,6 +9,8 @@ people: no command reads it.
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,6 +48,8 @@ _MARKED = ("result", "combination", "measurement")
 """Kinds of files that say which bundle they came in."""
 WRITERS = 16
 """Files that are written at once: most of the time is waiting for a disk or bucket."""
+LOOK = 10.0
+"""Seconds between two checks whether another command has begun a run whose files are written."""
 HELD = 64 << 20
 """Bytes of them, after which no more are read until they are written."""
 
@@ -65,13 +69,16 @@ class Packed:
     measurements: int = 0
     left: list[str] = field(default_factory=list)
     """Runs that were left out, as they are of other data than those that are here."""
+    corrupt: list[str] = field(default_factory=list)
+    """Files that are damaged, a line each: their runs were left out."""
 
     def lines(self) -> list[str]:
         """Return what was packed, and what was not, in words."""
         counts = {"unfinished runs": self.unfinished, "combinations": self.combinations}
         parts = counted(self.runs, counts | {"measurements": self.measurements})
         lines = [f"{self.file}: {parts}; {self.size / 1e6:.2f} MB", f"tables: {', '.join(self.tables)}"]
-        return lines + ([f"left out, of other data than those here: {and_more(self.left, 6)}"] if self.left else [])
+        lines += [f"left out, of other data than those here: {and_more(self.left, 6)}"] if self.left else []
+        return lines + [f"left out, corrupt: {line}" for line in self.corrupt]
 
 
 def counted(runs: int, counts: Mapping[str, int]) -> str:
@@ -217,11 +224,12 @@ class _Packer:
     def add(self, name: str, request: Request) -> None:
         """Add what fills one table; nothing of a table that has no run at all."""
         plan = plan_of(request, self.storage)
+        self.result.corrupt += [line for line in plan.corrupt.values() if line not in self.result.corrupt]
         before = len(self.files)
         for training in plan.trainings.values():
-            self._add_run(training)
+            self._add_run(plan, training)
         for scoring in plan.scorings.values():
-            if scoring.done and scoring.folder.outcome() is not None:
+            if scoring.done and scoring.folder.path not in plan.corrupt and scoring.folder.outcome() is not None:
                 self._add_summaries(scoring)
         self._add_combinations(plan)
         for timing in plan.timings.values():
@@ -264,9 +272,9 @@ class _Packer:
         record = provenance.placeless(self.storage.read_record(path, {}))
         return json.dumps(record, indent=2, sort_keys=True).encode()
 
-    def _add_run(self, training: Training) -> None:
+    def _add_run(self, plan: Plan, training: Training) -> None:
         folder = training.folder
-        result = folder.outcome()
+        result = None if folder.path in plan.corrupt else folder.outcome()
         if result is None or training.status == "data changed":
             self.result.left += [folder.fingerprint] if result and folder.fingerprint not in self.result.left else []
             return
@@ -415,6 +423,8 @@ class _Taker:
     """Those that came in a bundle before: what they lack is added."""
     begun: set[tuple[str, str]] = field(default_factory=set)
     """Those of `runs` that another command has begun or finished since."""
+    looked: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Those of `runs` -> the monotonic time when that was last checked."""
 
     def choose(self, every: Mapping[tuple[str, str], _Sent]) -> None:
         """Decide which runs are taken. `every`: task and fingerprint -> what the bundle has of the run."""
@@ -482,8 +492,11 @@ class _Taker:
         key, folder = (member.task, member.run), RunFolder(self.storage, member.task, member.run)
         if key in self.added:
             return False
-        if self.runs[key] != lease.newest_number(folder) or folder.folder.exists("result.json"):
-            self.begun.add(key)
+        due = member.kind in LAST or time.monotonic() - self.looked.get(key, -math.inf) > LOOK
+        if due and key not in self.begun:
+            self.looked[key] = time.monotonic()
+            if self.runs[key] != lease.newest_number(folder) or folder.folder.exists("result.json"):
+                self.begun.add(key)
         return key in self.begun
 
     def _write(self, member: Member, data: bytes) -> None:

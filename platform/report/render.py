@@ -71,10 +71,11 @@ def state(row: FilledRow) -> str:
 
 
 def remarks(part: FilledTable) -> list[str]:
-    """Return which rows lack runs, show other epochs than were asked for, or diverged, and which columns are empty."""
+    """Return which rows lack runs, show other epochs than asked for or diverged, damaged files, and empty columns."""
     lacking = [row for row in part.rows if len(row.replicates) < row.planned]
     words = and_more([f"{row.label} ({len(row.replicates)} of {row.planned})" for row in lacking], 12, "; ")
     notes = [f"Not there yet: {words}."] if lacking else []
+    notes += [f"Corrupt, and in no number: {line}." for line in part.corrupt]
     for row in part.rows:
         shown = [f"{each.epochs} ({describe(each.axes)})" for each in row.replicates if each.epochs]
         where = f"{row.label}: epoch {and_more(shown, _REPLICATES)}"

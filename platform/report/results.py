@@ -18,7 +18,7 @@ import numpy as np
 
 from retable.platform.config import Config, exact_changes, fingerprint, flatten, lineage, parent, set_line
 from retable.platform.execute import ensembles, scoring
-from retable.platform.plan.plan import Combining, Plan, combinings, read_timing, timing_read
+from retable.platform.plan.plan import Combining, Plan, combinings, corrupt_in, intact, read_timing, timing_read
 from retable.platform.report import comparable, notebook
 from retable.platform.spec.claims import Status
 from retable.platform.spec.table import (
@@ -168,6 +168,8 @@ class FilledTable:
     """The cell that a summary shows of its paper, where it is in this table."""
     full: Mapping[str, float] = field(default_factory=dict)
     """What the published setting takes: `trainings`, and `core_seconds`, roughly."""
+    corrupt: tuple[str, ...] = ()
+    """Which files of its runs are damaged, a line each: what these hold is in no number."""
     chosen: tuple[str, ...] = ()
     """Labels or patterns of the rows that the user chose; none: all. Other rows are not among `rows`."""
     runs: Mapping[str, Record] = field(default_factory=dict)
@@ -263,6 +265,7 @@ class FilledTable:
         fields["rows"] = tuple(_row_of(row) for row in fields["rows"])
         fields["key_number"] = KeyNumber(**key) if (key := fields.get("key_number")) else None
         fields |= {"data": tuple(fields["data"]), "chosen": tuple(fields.get("chosen", ()))}
+        fields["corrupt"] = tuple(fields.get("corrupt", ()))
         fields["axes"] = {axis: tuple(levels) for axis, levels in fields["axes"].items()}
         return FilledTable(**fields)
 
@@ -317,6 +320,7 @@ def fill(plan: Plan, name: str, results: Results | None = None) -> FilledTable:
             scale=plan.scale,
             scale_about=str(find_scale(task, plan.scale)),
             changes=dict(plan.changes),
+            corrupt=tuple(plain(line, most=1000) for line in corrupt_in(plan, name)),
             chosen=tuple(plan.rows),
             figure=not isinstance(table, Table),
             columns=tuple(FilledColumn(column.header, column.format, column.better) for column in columns),
@@ -428,15 +432,16 @@ def _runs(plan: Plan, task: Task, results: Results) -> dict[str, Record]:
         folder = RunFolder.of(plan.storage, task, config)
         if folder.fingerprint not in states and folder.folder.exists("provenance.json"):
             configs += filter(None, [parent(config)])
-            result = folder.result() or {}
-            states[folder.fingerprint] = {
-                "task": task.name,
-                "usage": {"seconds": result.get("seconds", 0.0), **(result.get("used") or {})},
-                "curves": notebook.curves(folder.history())[:1],
-                "command": train_line(task, config),
-                "config": flatten(config),
-                "provenance": placeless(folder.provenance()),
-            }
+            with intact(plan, folder):
+                result = folder.result() or {}
+                states[folder.fingerprint] = {
+                    "task": task.name,
+                    "usage": {"seconds": result.get("seconds", 0.0), **(result.get("used") or {})},
+                    "curves": notebook.curves(folder.history())[:1],
+                    "command": train_line(task, config),
+                    "config": flatten(config),
+                    "provenance": placeless(folder.provenance()),
+                }
     return states
 
 
@@ -511,6 +516,13 @@ def _replicate(plan: Plan, task: Task, row: Row | Measurement, replicate: Replic
         key, taken = path.rsplit("/", 1)[-1].removesuffix(".json"), read_timing(plan.storage, path)
         origin = Origin(key, bundle=_came(taken.get("bundle"), taken.get("provenance") or {}))
         return dataclasses.replace(replicate, metrics=taken["metrics"], origin=origin)
+    with intact(plan, folder):
+        return _trained(plan, task, replicate, folder)
+    return None
+
+
+def _trained(plan: Plan, task: Task, replicate: Replicate, folder: RunFolder) -> Replicate | None:
+    """Return a replicate with what its run measured, or None if that does not exist."""
     result, view = folder.result(), replicate.view
     if result is None or plan.trainings[folder.path].status == "data changed":
         return None

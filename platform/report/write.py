@@ -94,7 +94,7 @@ def keep_section(
             part = replace(part, drawn="png" in files)
         else:
             files["tex"] = latex(part).encode()
-    complete = plan.nothing_to_do and not plan.timings  # what is measured may be due again on another device
+    complete = plan.nothing_to_do and not (plan.corrupt or plan.timings)  # measurements: another device needs its own
     kept = {"code": code_digest(task_of(name)), "inputs": inputs, "complete": complete, "table": part.as_json()}
     for kind, data in {**files, "json": json.dumps(kept, default=str).encode()}.items():
         into.write(f"{slug_of(part)}.{kind}", data)

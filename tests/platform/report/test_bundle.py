@@ -9,6 +9,7 @@ import shutil
 import sys
 import tarfile
 import tracemalloc
+from collections import Counter
 from hashlib import sha256
 from pathlib import Path
 
@@ -237,6 +238,22 @@ def test_a_run_that_another_command_begins_or_finishes_meanwhile_is_kept(sender,
     assert not {begun, ended} & {*taken.runs} and third in taken.runs
     assert set(files_of(Path(there.root, "runs/line", begun))) == {"attempts/0001/x.json"}
     assert there.read_json(f"runs/line/{ended}/result.json") == {"own": True}
+
+
+def test_the_storage_is_asked_a_few_times_for_a_run_not_for_each_of_its_files(contents, packed, tmp_path, monkeypatch):
+    """Once when runs are chosen, once when the first file is written, and before what makes the run count."""
+    there, asked = fresh(tmp_path), Counter()
+    newest = packing.lease.newest_number
+
+    def counted(folder):
+        asked[folder.fingerprint] += 1
+        return newest(folder)
+
+    monkeypatch.setattr(packing.lease, "newest_number", counted)
+    taken = api.unpack(packed, storage=there)
+    files = Counter(path.split("/")[2] for path in contents if path.startswith("runs/"))
+    assert set(asked) == set(taken.runs) and min(files.values()) > 3
+    assert set(asked.values()) == {3}
 
 
 def test_a_sent_run_whose_new_training_was_interrupted_can_be_taken_again(sender, packed, tmp_path):

@@ -13,7 +13,10 @@ from retable.platform.errors import UserError
 from retable.platform.execute.datasets import DatasetCache
 from retable.platform.execute.scoring import predict_and_score, summaries, weights_digest
 from retable.platform.execute.session import ray_cluster
+from retable.platform.plan import gc
+from retable.platform.report.render import remarks
 from retable.platform.report.results import fill as fill_table
+from retable.platform.report.write import fill_and_keep, kept_tables
 from retable.platform.spec.task import Source, find
 from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
@@ -116,7 +119,8 @@ CONTENTS = {
 TWINS = ("string", "number", "null", "not text", "half")
 """Those that another one is like: a list, an empty object, what is binary, all but the end."""
 EACH = [pytest.param(content, marks=[pytest.mark.slow] * (content in TWINS)) for content in CONTENTS]
-NAMES = ("result.json", "config.json", "metrics.jsonl", "scores.json", "summary.npz", "epoch-0003.safetensors")
+SMALL = ("result.json", "config.json", "provenance.json", "metrics.jsonl", "scores.json")
+NAMES = (*SMALL, "summary.npz", "epoch-0003.safetensors")
 
 
 def look(storage):
@@ -124,12 +128,11 @@ def look(storage):
     fingerprint = RunFolder.of(storage, LINE, CONFIG).fingerprint
 
     def plan():
-        api.plan("line/table1", storage=storage.root)
+        return list(api.plan("line/table1", storage=storage.root).corrupt.values())
 
     def fill():
         work = api.plan("line/table1", "line/figure1", storage=storage.root)
-        for name in work.tables:
-            fill_table(work, name)
+        return [line for name in work.tables for line in fill_table(work, name).corrupt]
 
     def load():
         run = api.load(fingerprint, storage.root)
@@ -145,13 +148,13 @@ def look(storage):
 
 
 def attempt(call):
-    """Call; return the one line of its UserError, or None where all went well."""
+    """Call; return the line of its UserError, the first of those that it returns, or None where all went well."""
     try:
-        call()
+        lines = call()
     except UserError as error:
         assert "\n" not in str(error), str(error)
         return str(error)
-    return None
+    return lines[0] if isinstance(lines, list) and lines else None
 
 
 @pytest.mark.parametrize("content", EACH)
@@ -173,6 +176,38 @@ def test_a_damaged_file_of_a_finished_run_is_named_or_handled(finished, tmp_path
 def damage(file, content):
     data = CONTENTS[content](file.read_bytes())
     file.unlink() if data is None else file.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "config.json"])
+def test_a_table_is_filled_without_a_damaged_run_which_is_named(tmp_path, name, monkeypatch):
+    """Whatever else is asked of the storage works too: another run, what nothing names, a bundle of the rest."""
+    storage = Storage.open(tmp_path / "storage")
+    configs = [override(LINE.config(), {"epochs": 3, "rate": rate, "seed": 0}) for rate in (0.1, 0.001)]
+    for config in configs:
+        folder = RunFolder.of(storage, LINE, config)
+        folder.begin(config, LINE.version, {})
+        fit(storage, config, folder, (1, 3), LINE)
+        for epoch in (1, 3):
+            assert predict_and_score(LINE, config, override(LINE.view(), {"epoch": epoch}), folder) is None
+    damaged = RunFolder.of(storage, LINE, configs[0])
+    for file in Path(damaged.folder.root).rglob(name):
+        file.write_text("{")
+    asked = {"scale": "quick", "set": {"seed": [0]}, "storage": storage}
+    work = api.plan("line/table1", **asked)
+    part = fill_table(work, "line/table1")
+    assert {row.label: len(row.replicates) for row in part.rows}["slow"] == 1
+    (line,) = part.corrupt
+    assert f"{damaged.path}/" in line and name in line and "remove" in line
+    assert f"Corrupt, and in no number: {line}." in remarks(part)
+    assert name == "provenance.json" or not part.cell("fast", "RMSE").measured
+    assert not work.missing or {each.status for each in work.missing} == {"new"}
+    packed = attempt(lambda: api.pack("line/table1", out=tmp_path / "b", scale="quick", storage=storage).corrupt)
+    assert packed.startswith(line.partition(": ")[0])  # of a log or a provenance it is what stops it
+    monkeypatch.setattr(gc.tasks, "names", lambda: ["line"])  # not the papers' tables
+    assert gc.find_unreferenced(storage)[0] == []
+    fill_and_keep(work)
+    (kept,) = kept_tables(storage)
+    assert kept.corrupt == (line,) and not api.complete("line/table1", **asked), "it is filled again"
 
 
 @pytest.fixture(scope="module")
