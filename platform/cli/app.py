@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -748,12 +748,14 @@ def main() -> None:
     try:
         ended = app(prog_name="retable", standalone_mode=False)
         sys.stdout.flush()
+        if ended == 130:  # what Typer makes of Ctrl-C
+            interrupted()
         sys.exit(ended if isinstance(ended, int) else 0)
     except UserError as error:
         errors.print(f"error: {_shortened(str(error))}", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
-        sys.exit(130)
+        interrupted()
     except BrokenPipeError:
         closed()
     except SystemExit as ended:
@@ -764,6 +766,14 @@ def main() -> None:
         if not hasattr(error, "format_message"):  # a mistake that Typer found; its class is private there
             raise
         sys.exit(refuse(error))
+
+
+def interrupted() -> NoReturn:
+    """Exit with status 130, and say that Ctrl-C came, unless what ran has said it and how it goes on."""
+    session = sys.modules.get("retable.platform.execute.session")  # which takes long to import
+    if session is None or not session.Interrupt.announced:
+        errors.print("interrupted; run the same command again")
+    sys.exit(130)
 
 
 def closed(*_: object) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from retable.platform import commit, ray_compat
 from retable.platform.console import console, errors
 from retable.platform.errors import UserError, disk_errors, redact
-from retable.platform.execute.session import TOKEN_REMEDY
+from retable.platform.execute.session import TOKEN_REMEDY, Interrupt
 from retable.platform.store.storage import Storage
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def follow(address: str, job: str) -> bool:
                 raise UserError(_broken_off(address, job)) from error
             info = client.get_job_info(job)
     except KeyboardInterrupt:
-        command = f"retable submit --address {address}"
+        command, Interrupt.announced = f"retable submit --address {address}", True
         errors.print(f"\nthe job goes on; follow it: {command} --follow-job {job}; stop it: {command} --stop {job}")
         raise
     console.print(f"job {job}: {str(info.status.value).lower()}", markup=False)

@@ -77,6 +77,8 @@ class Interrupt:
 
     PATIENCE = 10.0
     """Seconds in which further signals change nothing: schedulers and people send two."""
+    announced = False
+    """Whether any of this process has printed its line."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -96,7 +98,7 @@ class Interrupt:
     def announce(self) -> None:
         """Print once that the work was interrupted, if it was."""
         if self.received and not self._told:
-            self._told = True
+            self._told = Interrupt.announced = True
             errors.print(INTERRUPTED)
 
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import typer.main
 
 from retable.platform.cli import app
+from retable.platform.execute import session
 from retable.platform.models import zoo
 from retable.platform.spec import extras
 
@@ -99,6 +101,26 @@ def test_a_task_whose_packages_are_not_installed_says_so_where_it_is_asked_for(r
     assert f"audio  {remedy}" in retable("list").stdout and "Commands of the task audio" in retable("--help").stdout
     shown = retable("data", "make", "--help").stdout
     assert "pip install 'retable[audio]'" in shown and "Generate landscapes" in shown
+
+
+def test_a_command_that_is_interrupted_before_it_began_says_so_once(retable, monkeypatch):
+    """Ctrl-C while a plan is made: Ray, which announces it otherwise, is not there yet."""
+
+    def pressed(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(session.Interrupt, "announced", False)
+    monkeypatch.setattr("retable.platform.api.plan", pressed)
+    ended = retable("reproduce", "rl/figure1", "--storage", "nowhere")
+    assert (ended.returncode, ended.stderr) == (130, "interrupted; run the same command again\n")
+
+    def meanwhile(*_, **__):
+        with session.interruptible():
+            pressed()
+
+    monkeypatch.setattr("retable.platform.api.plan", meanwhile)
+    ended = retable("reproduce", "rl/figure1", "--storage", "nowhere")
+    assert (ended.returncode, ended.stderr) == (130, f"{session.INTERRUPTED}\n")
 
 
 @pytest.mark.parametrize("words", ["--help", "list"])
