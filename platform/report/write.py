@@ -160,7 +160,10 @@ def shipped_sections(storage: Storage, into: Storage) -> list[FilledTable]:
 
 
 def kept_tables(storage: Storage) -> list[FilledTable]:
-    """Return the tables that `retable reproduce` filled on a storage, as they were filled; no task is imported."""
+    """Return the tables that `retable reproduce` filled on a storage, as they were filled, in the report's order.
+
+    No task is imported.
+    """
     tables = []
     for file in storage.list("tables"):
         try:
@@ -169,7 +172,7 @@ def kept_tables(storage: Storage) -> list[FilledTable]:
             tables.append(FilledTable.of_json(kept["table"]))
         except (UserError, FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # old, or half a file
             continue
-    return tables
+    return in_order(tables)
 
 
 def read_request(storage: Storage, path: str) -> Request:

@@ -537,6 +537,14 @@ def test_a_run_is_known_by_the_row_that_it_fills(filled):
     storage.write_json("tables/line-table1-quick.json", {"table": part.name, "scale": "quick", "set": {}})
     storage.write_json("report/line-table1-quick.json", {"table": empty.as_json()})
     assert find_run(storage, "line/table1/fast").fingerprint == fast  # which another scale leaves out
+    for scale, run in (("small", "5" * 16), ("quick", "9" * 16)):  # of several scales the most published counts
+        row = next(row for row in part.rows if row.label == "fast")
+        replicate = replace(row.replicates[0], origin=replace(row.replicates[0].origin, run=run))
+        rows = (replace(row, label="all", replicates=(replicate,)),)
+        other = replace(part, scale=scale, rows=rows)
+        storage.write_json(f"tables/line-table1-{scale}.json", {"table": part.name, "scale": scale, "set": {}})
+        storage.write_json(f"report/line-table1-{scale}.json", {"table": other.as_json()})
+    assert find_run(storage, "line/table1/all").fingerprint == "5" * 16
     with pytest.raises(UserError, match="no such row; did you mean 'fast'"):
         find_run(storage, "line/table1/fost")
     with pytest.raises(UserError, match="has no table line/table7"):
