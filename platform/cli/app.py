@@ -27,7 +27,7 @@ from retable.platform.cli.groups import MARKUP, Commands, commands_of, entry
 from retable.platform.cli.runs import Rows, ScaleName, Set
 from retable.platform.commit import code_root
 from retable.platform.config import parse_set, set_line
-from retable.platform.console import Overwrite, Where, console, errors, progress_bar, spread
+from retable.platform.console import Overwrite, Where, console, errors, print_lines, progress_bar, spread
 from retable.platform.errors import UserError
 from retable.platform.spec import task as tasks
 from retable.platform.spec.resources import Resources, summary
@@ -683,9 +683,11 @@ def predict(
     from retable.platform.models import predict as batch
 
     with progress_bar(f"{task}: answering") as report:
-        made, failures = batch.predict(task, inputs, out, model, parse_set(set or []), Storage.open(storage), report)
-    for failure in failures:
-        errors.print(f"failed: {failure}", markup=False)
+        made, failures, notes = batch.predict(
+            task, inputs, out, model, parse_set(set or []), Storage.open(storage), report
+        )
+    print_lines(notes, "note: ", to=errors)
+    print_lines(failures, "failed: ", to=errors)
     console.print(f"{out}: {made} new answers" + (f", {len(failures)} failed" if failures else ""), markup=False)
     if failures:
         raise typer.Exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,8 @@ def predict(
     changes: Mapping[str, object],
     storage: Storage,
     report: Callable[[int, int], None],
-) -> tuple[int, list[str]]:
-    """Answer files with a trained model; return the number of new answers, and a line for each failure.
+) -> tuple[int, list[str], list[str]]:
+    """Answer files with a trained model; return the number of new answers, and a line for each failure and each note.
 
     Answers that are there, and not older than their files, are left as they are: an interrupted batch goes on.
 
@@ -72,11 +73,21 @@ def predict(
     unnamed = [job for job in jobs if not is_text(f"{job.source.absolute()}{job.target.absolute()}")]  # Arrow has none
     failures += [f"{plain(job.source)}: its path is no valid UTF-8; rename it" for job in unnamed]
     jobs = [job for job in jobs if job not in unnamed]
-    failed = []
+    failed, notes = list[str](), list[str]()
     for done, row in enumerate(over_actors(jobs, _Answerer, task, sha256, options, storage, in_order=False), 1):
         report(done, len(jobs))
         failed += [row["failure"]] if row["failure"] else []
-    return len(jobs) - len(failed), [*failures, *sorted(failed)]
+        notes += [row["note"]] if row["note"] else []
+    return len(jobs) - len(failed), [*failures, *sorted(failed)], sorted(notes)
+
+
+_notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
+
+
+def note(text: str) -> None:
+    """Tell the user of `retable predict` what is odd about the answer that is being made; a server tells nobody."""
+    if (notes := _notes.get()) is not None and text:
+        notes.append(text)
 
 
 def over_actors(
@@ -99,18 +110,24 @@ class _Answerer:
         self.answering = contract.answers(task).answering(model, options)
 
     def __call__(self, block: pa.Table) -> pa.Table:
-        """Return the block with the reason of each failure; empty where the answer is written."""
-        failures = [self.answer(Path(row["source"]), Path(row["target"])) for row in block.to_pylist()]
-        return block.append_column("failure", pa.array(failures, pa.string()))
+        """Return the block with the reason of each failure, empty where the answer is written, and with notes."""
+        told = [self.answer(Path(row["source"]), Path(row["target"])) for row in block.to_pylist()]
+        for place, name in enumerate(("failure", "note")):
+            block = block.append_column(name, pa.array([each[place] for each in told], pa.string()))
+        return block
 
-    def answer(self, source: Path, target: Path) -> str:
-        """Answer a file; return why there is no answer, in a line."""
+    def answer(self, source: Path, target: Path) -> tuple[str, str]:
+        """Answer a file; return why there is no answer, in a line, and what is odd about it."""
+        notes: list[str] = []
+        token = _notes.set(notes)
         try:
             Storage.open(target.parent).write(target.name, self.answering(source))
         except (UserError, OSError) as error:
             line = str(error).strip().splitlines()[0]
-            return line if str(source) in line else f"{source}: {line}"
-        return ""
+            return line if str(source) in line else f"{source}: {line}", ""
+        finally:
+            _notes.reset(token)
+        return "", "; ".join(notes)
 
 
 def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from retable.platform.errors import UserError
-from retable.platform.models.predict import Job
+from retable.platform.models.predict import Job, note
 from retable.tasks.style.export import Exported
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import SUFFIXES as SUFFIXES
@@ -55,4 +55,5 @@ def answer(style: NetworkStyle, options: stylise.Options, source: Path) -> bytes
         for outcome in stylise_jobs(style, [Job(source, made)], options, nothing):
             if outcome.failure:
                 raise UserError(outcome.failure)
+            note(outcome.note.replace(f"{folder}/", ""))
         return made.read_bytes()

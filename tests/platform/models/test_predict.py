@@ -6,8 +6,10 @@ import sys
 
 import h5netcdf
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from PIL import Image
 
 from retable.platform.cli import app
 from retable.platform.errors import UserError
@@ -99,14 +101,14 @@ def test_a_file_whose_name_is_no_text_is_a_line_and_the_others_are_answered(tmp_
 
     def answered(jobs, *_, in_order):
         shared.extend(job.source.name for job in jobs)
-        return [{"failure": ""} for _ in jobs]
+        return [{"failure": "", "note": "odd"} for _ in jobs]
 
     monkeypatch.setattr(batch, "over_actors", answered)
     inputs, storage = [str(tmp_path)], Storage.open(tmp_path / "results")
-    count, failures = batch.predict(
+    count, failures, notes = batch.predict(
         "rl", inputs, tmp_path / "out", str(tmp_path / "policy.rtsn"), {}, storage, lambda *_: None
     )
-    assert (count, shared) == (1, ["good.npy"])
+    assert (count, shared, notes) == (1, ["good.npy"], ["odd"])
     assert failures == [f"{tmp_path}/bad\N{REPLACEMENT CHARACTER}.npy: its path is no valid UTF-8; rename it"]
 
 
@@ -155,6 +157,19 @@ def test_photographs_become_what_the_command_paints(tmp_path):
     )
     with pytest.raises(ValueError, match="strength outside"):
         style.Options(strength=2)
+
+
+def test_what_is_odd_about_a_picture_is_told_as_the_command_does(tmp_path):
+    storage = Storage.open(tmp_path)
+    digest = batch.export.keep("style", zoo.read("style", "great_wave"), storage)
+    frames = [Image.new("RGB", (48, 40), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "one.png")
+    answerer = batch._Answerer("style", digest, style.Options(), storage)
+    block = {"source": [f"{tmp_path}/{name}" for name in ("two.gif", "one.png", "none.png")]}
+    told = answerer(pa.table(block | {"target": [f"{tmp_path}/out/{each}.png" for each in "abc"]})).to_pydict()
+    assert told["note"] == [f"{tmp_path}/two.gif: holds several pictures; the first is stylised", "", ""]
+    assert told["failure"][:2] == ["", ""] and "none.png" in told["failure"][2]
 
 
 def test_forecasts_of_one_sequence_and_of_several_after_each_other(tmp_path):
