@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[1]
 SHARED = "/mnt"
 """Where machines see the shared folder."""
 UNSHARE = "setpriv --pdeathsig=KILL unshare --net --pid --mount --uts --ipc --fork --kill-child --mount-proc"
@@ -40,8 +41,15 @@ exec sleep infinity
 """
 
 
-def require():
-    """Skip where namespaces cannot be made."""
+HIDDEN = ("/tmp", "/dev/shm", "/root")
+"""Folders that each machine has for itself."""
+
+
+def require(root=ROOT):
+    """Skip where namespaces cannot be made, or would not see the code."""
+    for path in (root, Path(sys.prefix)):
+        if any(path.is_relative_to(folder) for folder in HIDDEN) and path != Path(sys.base_prefix):
+            pytest.skip(f"{path}: machines have their own {', '.join(HIDDEN)}; move checkout and environment elsewhere")
     missing = [program for program in ("unshare", "nsenter", "ip", "setpriv") if not shutil.which(program)]
     if os.getuid() or missing:
         pytest.skip(f"namespaces need root, util-linux and iproute2; missing: {', '.join(missing) or 'root'}")
