@@ -185,7 +185,7 @@ def prepare_picture(
     else:
         pixels = decode(data, round(ZOOM * size), name)
         rng = generator(key[0], CROPS, key[1])
-        side = max(round(min(pixels.shape[:2]) / rng.uniform(1, ZOOM)), 1)
+        side = round(min(pixels.shape[:2]) / rng.uniform(1, ZOOM))
         top, left = (int(rng.integers(length - side + 1)) for length in pixels.shape[:2])
         pixels = images.square(pixels[top : top + side, left : left + side], size)
         pixels = pixels[:, ::-1] if rng.integers(2) else pixels

@@ -2,7 +2,7 @@
 
 import pickle
 from functools import partial
-from itertools import islice
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -121,10 +121,12 @@ def test_a_stream_without_ray_gives_the_same_batches_as_memory(source, crop, tmp
     index_folder(source.folder, "mine")
     monkeypatch.setattr(data, "PIECE", 9)  # two steps, which do not divide five
     for epoch in (0, 3):
-        same(
-            photographs(source, **{"method.crop": crop}).batches(epoch, 0, 0, 1),
-            photographs(source, True, **{"method.crop": crop}).batches(epoch, 0, 0, 1),
-        )
+        found = list(photographs(source, **{"method.crop": crop}).batches(epoch, 0, 0, 1))
+        same(found, photographs(source, True, **{"method.crop": crop}).batches(epoch, 0, 0, 1))
+        place = epoch * 5 * 4 + 6
+        file = tmp_path / f"data/style/mine/training/{data.pictures_at(np.array([place]), COUNT, 0)[0]}.png"
+        expected = data.prepare_picture(file.read_bytes(), 32, (0, place) if crop == "random" else None, "a")
+        assert np.array_equal(found[1][2], expected)
 
 
 def averaging(length, new):
@@ -172,8 +174,27 @@ def test_random_crops_are_squares_of_varied_size_and_place_and_half_of_them_mirr
     assert 39 < min(sides) < 42 and 58 < max(sides) < 61
     assert 0.4 < np.mean(mirrored) < 0.6
     assert max(lefts) > 35 and max(tops) > 12 and min(lefts) < 3 and min(tops) < 1
-    again = data.prepare_picture(encoded, 32, (0, 199), "a")
-    assert np.array_equal(again, found)
+    again, other = (data.prepare_picture(encoded, 32, key, "a") for key in ((0, 199), (1, 199)))
+    assert np.array_equal(again, found) and not np.array_equal(other, found)
+
+
+def test_a_random_crop_of_a_picture_of_one_pixel_is_that_pixel(tmp_path):
+    save(tmp_path / "a.png", plain(3, 1, 1))
+    encoded = (tmp_path / "a.png").read_bytes()
+    for number in range(8):
+        found = data.prepare_picture(encoded, 4, (0, number), "a")
+        assert (found == np.array([30, 200, 225])[:, None, None]).all()
+
+
+def test_a_random_crop_is_of_a_picture_that_is_decoded_large_enough(tmp_path):
+    """32 pixels of at least 1 / 1.5 of the shorter side: of 304 pixels a quarter will do, an eighth will not."""
+    pixels = noise(304, 400)
+    encoded = cv2.imencode(".jpg", pixels[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 98])[1].tobytes()
+    save(tmp_path / "a.png", cv2.resize(pixels, (100, 76), interpolation=cv2.INTER_AREA))
+    quarter = (tmp_path / "a.png").read_bytes()
+    for number in range(3):
+        found, expected = (data.prepare_picture(each, 32, (0, number), "a") for each in (encoded, quarter))
+        assert np.abs(found.astype(float) - expected).mean() < 2
 
 
 @pytest.mark.parametrize(
@@ -203,9 +224,18 @@ def test_a_missing_picture_is_named(source):
         list(photographs(source, streamed=True).batches(0, 0, 0, 1))
 
 
+def test_an_index_with_another_path_by_damage_is_refused(source):
+    file = Path(source.folder.root) / data.INDEX
+    file.write_bytes(file.read_bytes().replace(b"training/0.png", b"training/9.png", 1))
+    assert "training/9.png" in pq.read_table(file)["path"].to_pylist(), "unless checksums are verified, nobody notices"
+    with pytest.raises(UserError, match=r"index\.parquet: missing or broken; remove dataset\.json"):
+        data.training_files(source.folder)
+
+
 def test_version_1_needs_no_batches(source):
     found = data.Photographs(None, source, [Config(steps=5, method=OptimiseImage(content="house"))])
     assert list(found.batches(0, 0, 0, 1)) == [None] * 5 and list(found.batches(3, 3, 0, 1)) == [None] * 2
+    assert found.batch == 1, "which two workers cannot share"
 
 
 def test_pictures_are_found_by_name(source, tmp_path):
@@ -257,7 +287,9 @@ def test_batches_never_share_the_memory_of_the_data(source, monkeypatch):
     held.flags.writeable = False
     monkeypatch.setattr(data, "stream", lambda pieces, fetch: iter([{"images": held}] * len(pieces)))
     monkeypatch.setattr(data, "PIECE", 8)
-    for batch in islice(photographs(source, streamed=True).batches(0, 0, 0, 1), 4):
+    batches = list(photographs(source, streamed=True).batches(0, 0, 0, 1))
+    assert len(batches) == 6  # the last of three pieces is cut as the others, though it holds one batch
+    for batch in batches:
         assert batch.shape == (4, 3, 32, 32)
         batch.fill_(7)
     assert not held.any()
