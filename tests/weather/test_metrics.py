@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from retable.tasks.weather.config import View
 from retable.tasks.weather.metrics import (
     FSS_WIDTHS,
     best_threshold,
@@ -21,10 +22,13 @@ from retable.tasks.weather.metrics import (
     paired_brier,
     paired_difference,
     quantise,
+    rain,
     scores,
     sequence_counts,
     squared_errors,
     summarise,
+    tenths,
+    thresholds,
 )
 from tests.table_results import numbers
 
@@ -152,6 +156,8 @@ def test_confusion_and_iou_are_a_loops(threshold: float) -> None:
     steps, events = field(6, n=2, leads=2)
     counts = confusion(summarise(steps, events)["histogram"], threshold)
     assert counts.dtype == np.int64
+    np.testing.assert_array_equal(rain(steps, threshold), steps / 200 >= threshold - 1e-9)
+    np.testing.assert_array_equal(rain(steps, np.array([threshold, 1.0]))[:, 1], steps[:, 1] == 200)
     for where in np.ndindex(2, 2):
         expected = loop_counts(steps[where], events[where], threshold)
         assert tuple(counts[where]) == expected
@@ -192,8 +198,36 @@ def test_best_threshold_is_what_a_search_finds() -> None:
 def test_best_threshold_of_ties_is_the_lowest() -> None:
     histogram = np.zeros((201, 2), int)
     assert best_threshold([histogram]) == 0.005
-    histogram[40, 0], histogram[80, 1] = 5, 5
+    histogram[40, 0] = 5
+    assert best_threshold([histogram]) == 0.005  # no rain at all
+    histogram[80, 1] = 5
     assert best_threshold([histogram]) == best_threshold([histogram, histogram]) == 41 / 200
+
+
+def searched(steps: np.ndarray, events: np.ndarray) -> float:
+    wet, seen = events == 1, events < 2
+    rainy = [seen & (steps >= step) for step in range(1, 200)]
+    return (1 + int(np.argmax([(wet & each).sum() / (wet | each).sum() for each in rainy]))) / 200
+
+
+def test_tuned_thresholds_are_what_a_search_in_their_place_and_lead_time_finds() -> None:
+    fields, summaries = three(10)
+    asked = {SHARDS[1]: None, "test/2021/roxi_0008": None}  # a place without validation has those of all together
+    told = {shard.replace("test", "validation"): summary for shard, summary in summaries.items()} | asked
+    every = [np.concatenate([pair[k] for pair in fields.values()]) for k in (0, 1)]
+    places = [fields[SHARDS[1]], every]
+    for how, expected in {
+        "tuned": [searched(*every)] * 2,
+        "tuned_per_region": [searched(*place) for place in places],
+        "tuned_per_region_and_lead": [
+            [searched(*(x[:, lead] for x in place)) for lead in range(5)] for place in places
+        ],
+        0.4: [0.4, 0.4],
+    }.items():
+        found = thresholds(View(threshold=how), told)
+        assert {shard: np.asarray(each).tolist() for shard, each in found.items()} == dict(
+            zip(asked, expected, strict=True)
+        )
 
 
 def test_scores_are_those_of_loops() -> None:
@@ -219,6 +253,8 @@ def test_scores_are_those_of_loops() -> None:
         assert found[f"iou/lead/{15 * (lead + 1):03d}"] == pytest.approx(np.mean(expected))
     assert found["threshold"] == pytest.approx(1.4 / 3)
     assert found["threshold/2019/roxi_0004"] == 0.3
+    two = scores(summaries, {**thresholds, SHARDS[2]: 0.5}, 4)
+    assert [two[f"threshold/{shard[5:]}"] for shard in SHARDS] == [0.5, 0.3, 0.5]
     same = scores(summaries, dict.fromkeys(SHARDS, 0.5), 4)
     assert [name for name in same if name.startswith("threshold")] == ["threshold"]
 
@@ -252,6 +288,7 @@ def test_brier_and_reliability_are_those_of_loops() -> None:
         assert found[f"reliability/{k}"] == pytest.approx(np.mean(events[inside]))
         error += abs(sum(forecast[i] - events[i] for i in inside)) / len(steps)
     assert found["reliability_error"] == pytest.approx(error)
+    assert tenths(np.arange(11) / 10).tolist() == [*range(10), 9]
 
 
 def test_a_calibrated_forecast_is_reliable_and_a_certain_one_has_empty_bins() -> None:
