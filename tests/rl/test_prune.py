@@ -355,10 +355,11 @@ def paths(edges, starts, ends):
 FIRST = {"vae": ("d1",), "actor": ("l1",), "critic": ("l1", "l4")}
 """The first layer of each chain that acts."""
 STATE = {"vae": "state", "actor": "in", "critic": "in"}
+STATES = 3
 
 
 def random_masks(kind, seed, density):
-    networks = build([Config(actor=(3, 2), critic=(2, 3), vae=(3, 2))], 2, 1, 1.0)
+    networks = build([Config(actor=(3, 2), critic=(2, 3), vae=(3, 2))], STATES, 1, 1.0)
     source = torch.Generator().manual_seed(seed)
     shapes = {name: layer.weight.shape[1:] for name, layer in layers(getattr(networks, kind)).items()}
     return {name: torch.rand(shape, generator=source) < density for name, shape in shapes.items()}
@@ -371,13 +372,13 @@ def test_the_diagnosis_agrees_with_enumerated_paths(kind, seed, density):
     edges, starts, ends, units = edges_of(by_layer)
     routes = paths(edges, starts, ends)
     crossed = {edges[number][1] for route in routes for number in route}
-    got = diagnose(by_layer, 2)
+    got = diagnose(by_layer, STATES)
     assert got.effective == len({number for route in routes for number in route})
     assert got.units == len(units) and got.unconnected == len([unit for unit in units if unit not in crossed])
     assert got.weights == len(edges)
     acting = [route for route in routes if edges[route[0]][1][0] in FIRST[kind]]
     for_each = [{edges[route[0]][0] for route in acting if edges[route[0]][1][0] == first} for first in FIRST[kind]]
-    assert got.blind == sum(any((STATE[kind], i) not in seen for seen in for_each) for i in range(2))
+    assert got.blind == sum(any((STATE[kind], i) not in seen for seen in for_each) for i in range(STATES))
     assert got.dead == len(ends - {edges[route[-1]][1] for route in acting})
     assert got.lost == tuple(layer for layer, mask in by_layer.items() if not mask.sum())
     assert got.density == pytest.approx({layer: mask.sum().item() / mask.numel() for layer, mask in by_layer.items()})
@@ -385,6 +386,6 @@ def test_the_diagnosis_agrees_with_enumerated_paths(kind, seed, density):
 
 def test_the_diagnosis_of_a_dense_network_finds_all_connected():
     for kind in NETWORKS:
-        got = diagnose(random_masks(kind, 0, 2.0), 2)
+        got = diagnose(random_masks(kind, 0, 2.0), STATES)
         assert got.unconnected == 0 and got.effective == got.weights and not got.lost
         assert got.blind == got.dead == 0

@@ -8,10 +8,11 @@ import pytest
 import scipy.sparse
 import torch
 
-from retable.tasks.rl.config import Config, Random
+from retable.tasks.rl.config import Bc, Bcq, Config, Random
 from retable.tasks.rl.formats.compact import deployable, pack
 from retable.tasks.rl.formats.sizes import archived_bytes, every_size, saved, stored_bytes
 from retable.tasks.rl.model import build, unstack
+from retable.tasks.rl.prune import validate as validating
 from retable.tasks.rl.prune.prune import masks
 from retable.tasks.rl.prune.validate import validate
 from tests.rl import toys
@@ -102,11 +103,15 @@ def test_weights_of_a_diverged_run_have_no_int8_size_and_break_nothing():
     assert "bytes/vae/compact_float16" in found and "bytes/vae/compact_int8" not in found
 
 
-def test_a_run_counts_its_files_at_its_end_only():
-    learner, toy = toys.learner([toys.config(epochs=2, steps=1)])
-    for step, counted in ((0, False), (1, True)):
-        learner.step(toy.batch(step))
-        assert ("bytes/vae/compact" in validate(learner, toy)[0]) is counted
+def test_a_run_counts_its_files_at_its_end_only(monkeypatch):
+    monkeypatch.setattr(validating, "ARCHIVED_FROM", 4)
+    monkeypatch.setattr(validating, "every_size", lambda weights, archives: {"archives": archives})
+    for algorithm, archived in ((Bcq(), True), (Bc(), False)):
+        learner, toy = toys.learner([toys.config(epochs=2, steps=2, algorithm=algorithm)])
+        for step in range(4):
+            learner.step(toy.batch(step))
+            (found,) = validate(learner, toy)
+            assert found.get("archives") is (archived if step == 3 else None)
 
 
 def small():

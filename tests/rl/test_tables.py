@@ -170,6 +170,10 @@ def test_the_diagnostics_read_what_a_run_says_of_its_masks(prune):
         read = {header: found.get(metric) for header, metric in row.metrics.items()}
         assert read["blind inputs"] == read["dead outputs"] == 0
         assert read["lost layers"] == sum(not mask.any() for mask in masks)
+        kept, weights = (sum(getattr(mask, count)() for mask in masks) for count in ("sum", "numel"))
+        assert (
+            found["sparsity/vae"] == pytest.approx(1 - int(kept) / weights) and found["kept/vae/e1"] == masks[0].sum()
+        )
         assert read["lowest layer density, %"] == pytest.approx(min(float(mask.double().mean()) for mask in masks))
         assert 0 < read["effective weights"] <= sum(int(mask.sum()) for mask in masks)
         assert 0 <= read["units cut off"] <= 2 * sum(config().vae)
