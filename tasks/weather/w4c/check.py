@@ -15,8 +15,8 @@ from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
 from retable.tasks.weather.w4c.convert import parts
 from retable.tasks.weather.w4c.frames import Frames, open_hdf5, part_path, read_hdf5
-from retable.tasks.weather.w4c.layout import REMEDY, SPLITS, TARGET, Slots, blocks, read_csv, remedy
-from retable.tasks.weather.w4c.prepare import file_digest, layout_files, lengths, scan
+from retable.tasks.weather.w4c.layout import REMEDY, SPLITS, TARGET, Slots, blocks, layout_files, read_csv, remedy
+from retable.tasks.weather.w4c.prepare import file_digest, lengths, scan
 from retable.tasks.weather.w4c.preprocess import (
     CHANNELS,
     HIGH,
@@ -107,7 +107,7 @@ def _layout_defects(root: Path, info: Mapping[str, Any], slots: Mapping[tuple[in
     yield from _foreign(root, there)
     for year, region, split in there:
         wanted = slots[year, split].rows(split) if (year, split) in slots else (None, None)
-        for (kind, path, key, channels), count in zip(layout_files(year, region, split), wanted, strict=True):
+        for (kind, (path, key, channels)), count in zip(layout_files(year, region, split).items(), wanted, strict=True):
             full = root / path
             if not full.exists():
                 continue  # said already
@@ -134,16 +134,16 @@ def _absent(root: Path, there: list[tuple[int, str, str]], slots: Mapping[tuple[
         for year in sorted(years):
             if (year, region, split) not in there:
                 if (year, split) in slots:
-                    path = layout_files(year, region, split)[0][1]
+                    path = layout_files(year, region, split)["satellite"][0]
                     yield f"{root / path}: missing, though another year has it; put it there, or leave the region out"
                 continue
-            path = layout_files(year, region, split)[1][1]
+            path = layout_files(year, region, split)["rain"][0]
             if split in ("training", "validation") and not (root / path).exists():
                 yield f"{root / path}: missing, though its satellite images are there; put it there"
 
 
 def _foreign(root: Path, there: list[tuple[int, str, str]]) -> Iterator[str]:
-    expected = {path for series in there for _, path, _, _ in layout_files(*series)}
+    expected = {path for series in there for path, _, _ in layout_files(*series).values()}
     for path in sorted([*root.glob("[0-9]*/HRIT/*"), *root.glob("[0-9]*/OPERA/*")]):
         if path.relative_to(root).as_posix() in expected:
             continue

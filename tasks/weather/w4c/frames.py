@@ -25,7 +25,7 @@ from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
 from retable.platform.store.hdf5 import plain_numbers
 from retable.platform.store.storage import Storage
-from retable.tasks.weather.w4c.layout import RAIN, REMEDY, SATELLITE, rain_path, satellite_path
+from retable.tasks.weather.w4c.layout import REMEDY, layout_files
 from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 FRAMES_PER_FILE = 256
@@ -193,9 +193,8 @@ class Frames:
 
     def _read_hdf5(self, series: str, kind: str, start: int, stop: int) -> Array:
         year, region, split = series.split("/")
-        where, key = (satellite_path, SATELLITE) if kind == "satellite" else (rain_path, RAIN)
-        path = Path(self._folder.root) / where(int(year), region, split)
-        channels = len(CHANNELS) if kind == "satellite" else 1
+        name, key, channels = layout_files(int(year), region, split)[kind]
+        path = Path(self._folder.root) / name
         data = _open(f"{self._digest}:{path}", lambda: open_hdf5(path, key, channels))
         wanted = (self._series[series][kind], channels, self._size, self._size)
         if data.shape != wanted:

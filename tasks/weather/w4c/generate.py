@@ -27,13 +27,10 @@ from retable.platform.spec.arrays import Array
 from retable.platform.train.seeds import generator, sequence
 from retable.tasks.weather.w4c.layout import (
     CSV,
-    RAIN,
-    SATELLITE,
     SPLITS,
     STEP,
     VERSION,
-    rain_path,
-    satellite_path,
+    layout_files,
     write_csv,
 )
 from retable.tasks.weather.w4c.preprocess import CHANNELS, MISSING, UNDETECTED
@@ -196,13 +193,10 @@ class Files:
             return file.create_dataset(key, shape, np.float32, chunks=(1, *shape[1:]), fletcher32=True)
 
         for split in SPLITS:
-            for kind, path, key, layers in (
-                ("satellite", satellite_path, SATELLITE, len(CHANNELS)),
-                ("rain", rain_path, RAIN, 1),
-            ):
+            for kind, (path, key, channels) in layout_files(year, region, split).items():
                 rows = sum(slot.split == split and slot.stored(kind) for slot in slots)
                 if rows:
-                    self.sets[kind, split] = create(path(year, region, split), key, rows, layers, size, size)
+                    self.sets[kind, split] = create(path, key, rows, channels, size, size)
         self.flow = create(f"truth/{year}/{region}.h5", "flow", len(slots), 2, size, size)
 
     def write(self, start: int, images: Array, rates: Array, flow: Array) -> None:

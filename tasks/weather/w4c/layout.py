@@ -25,6 +25,7 @@ from pyarrow import csv
 from retable.platform.errors import UserError, nearest, words
 from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import Storage
+from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 VERSION = 2
 """Raised when the numbers of simulated weather or images change. 2: images know nothing of later rain."""
@@ -71,6 +72,14 @@ def satellite_path(year: int, region: str, split: str) -> str:
 def rain_path(year: int, region: str, split: str) -> str:
     """Return where the layout keeps a series' rain rates."""
     return f"{year}/OPERA/{region}.{SPLITS[split]}.rates.crop.h5"
+
+
+def layout_files(year: int, region: str, split: str) -> dict[str, tuple[str, str, int]]:
+    """Return a series' two files by kind: path, key and channels."""
+    return {
+        "satellite": (satellite_path(year, region, split), SATELLITE, len(CHANNELS)),
+        "rain": (rain_path(year, region, split), RAIN, 1),
+    }
 
 
 @dataclass(frozen=True)

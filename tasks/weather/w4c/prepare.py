@@ -29,13 +29,13 @@ from retable.tasks.weather.w4c.layout import (
     CSV_NAMES,
     INPUT,
     RAIN,
-    SATELLITE,
     SPLITS,
     TARGET,
     VERSION,
     Index,
     Slots,
     find_csv,
+    layout_files,
     rain_path,
     read_csv,
     satellite_path,
@@ -236,7 +236,7 @@ def _survey(root: Path) -> dict[str, Any]:
     for year, region, split in scan(root):
         name = series_name(year, region, split)
         series[name] = {"satellite": None, "rain": None}
-        for kind, path, key, channels in layout_files(year, region, split):
+        for kind, (path, key, channels) in layout_files(year, region, split).items():
             if kind == "rain" and not (root / path).exists():
                 continue
             data = open_hdf5(root / path, key, channels)
@@ -269,14 +269,6 @@ def scan(root: Path) -> Iterator[tuple[int, str, str]]:
     for path in sorted(root.glob("[0-9][0-9][0-9][0-9]/HRIT/*.h5")):
         if named := HDF5_SATELLITE.fullmatch(path.name):
             yield int(path.parts[-3]), named["region"], split_of[named["split"]]
-
-
-def layout_files(year: int, region: str, split: str) -> list[tuple[str, str, str, int]]:
-    """Return a series' two files: kind, path, key and channels."""
-    return [
-        ("satellite", satellite_path(year, region, split), SATELLITE, len(preprocess.CHANNELS)),
-        ("rain", rain_path(year, region, split), RAIN, 1),
-    ]
 
 
 def file_digest(path: str, data: h5py.Dataset) -> str:
