@@ -18,13 +18,13 @@ from retable.platform.spec.table import AnyRow, Claim, Replicate, Results, claim
 from retable.platform.text import plural
 from retable.tasks.weather.metrics import (
     Counts,
-    isotonic,
     paired_brier,
     paired_difference,
+    probabilities_of,
+    scored,
     sequence_counts,
     squared_errors,
     thresholds,
-    validated,
 )
 from retable.tasks.weather.tables import (
     ALL_DRY,
@@ -73,8 +73,7 @@ def counts_of(replicate: Replicate, year: int | None) -> dict[str, Any]:
     """Return hits, false alarms and misses of each sequence, by shard, of all years or of one."""
     summaries = replicate.summaries()
     view: Any = replicate.view
-    chosen = thresholds(view, summaries)
-    counts = sequence_counts({shard: summaries[shard] for shard in chosen}, chosen)
+    counts = sequence_counts(scored(view, summaries), thresholds(view, summaries))
     return {shard: table for shard, table in counts.items() if year in (None, int(shard.split("/")[1]))}
 
 
@@ -100,10 +99,7 @@ def squared_errors_of(replicate: Replicate) -> dict[str, Any]:
     """Return the squared errors and pixels of each sequence, by shard, of the probabilities that a view reports."""
     summaries = replicate.summaries()
     view: Any = replicate.view
-    own = {shard: summary for shard, summary in summaries.items() if shard.startswith(f"{view.split}/")}
-    if view.calibration != "isotonic":
-        return squared_errors(own)
-    return squared_errors(own, isotonic(list(validated(summaries).values())))
+    return squared_errors(scored(view, summaries), probabilities_of(view, summaries))
 
 
 def brier_gap(better: Sequence[Counts], worse: Sequence[Counts]) -> Estimate:

@@ -453,5 +453,6 @@ def export(
     from retable.tasks.weather.tools.forecasts.exchange import at_epoch
 
     name, own_epoch = at_epoch(run)
-    options: dict[str, Any] = {"epoch": own_epoch or epoch, "licence": licence, "motion": motion}
-    export("weather", name, storage, file, overwrite=overwrite, **options)
+    export(
+        "weather", name, storage, file, overwrite=overwrite, epoch=own_epoch or epoch, licence=licence, motion=motion
+    )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retable.platform.config import Parent, Scratch, Weights, added, check, parent
+from retable.platform import config as configs
+from retable.platform.config import Parent, Scratch, Weights, added, check
 
 CORE_REGIONS = ("boxi_0015", "boxi_0034", "boxi_0076", "roxi_0004", "roxi_0005", "roxi_0006", "roxi_0007")
 TRANSFER_REGIONS = ("roxi_0008", "roxi_0009", "roxi_0010")
@@ -275,11 +276,7 @@ class Config:
 
 def lineage(config: Config) -> list[Config]:
     """Return a config and those of the runs that its run starts from, as far as they are of the same data."""
-    configs, ancestor = [config], parent(config)
-    while ancestor is not None:
-        configs += [ancestor] if ancestor.data == config.data else []
-        ancestor = parent(ancestor)
-    return configs
+    return [each for each in configs.lineage(config) if each.data == config.data]
 
 
 def trained_on_validation(config: Config) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.table import Replicate, Results
-from retable.tasks.weather.metrics import MINUTES, cuts, full_hours, thresholds
+from retable.tasks.weather.metrics import MINUTES, cuts, full_hours, scored, thresholds
 from retable.tasks.weather.verification import THRESHOLDS, Band, Verification
 
 if TYPE_CHECKING:  # tables name what draws, and a list of them draws nothing
@@ -92,9 +92,8 @@ def draw_verification(results: Results) -> Drawing:
     for label, replicates in results.replicates.items():
         members: list[tuple[Any, Any]] = [(each.view, each.summaries()) for each in replicates]
         if members:
-            chosen = [thresholds(view, summaries) for view, summaries in members]
-            shown = [{shard: each[shard] for shard in by} for (_, each), by in zip(members, chosen, strict=True)]
-            parts.append(Verification(label, shown, chosen))
+            shown = [scored(view, summaries) for view, summaries in members]
+            parts.append(Verification(label, shown, [thresholds(view, summaries) for view, summaries in members]))
     return draw_scores(parts)
 
 

@@ -167,14 +167,23 @@ def best_threshold(histograms: Sequence[Array]) -> float:
     The lowest of equally good ones: where there was no rain at all, that is 0.005.
 
     """
-    pooled = sum(table.reshape(-1, STEPS + 1, 2).sum(axis=0, dtype=np.int64) for table in histograms)
-    return (1 + int(np.argmax(iou_by_threshold(np.asarray(pooled))))) / STEPS
+    return (1 + int(np.argmax(iou_by_threshold(pooled(histograms))))) / STEPS
+
+
+def pooled(histograms: Sequence[Array]) -> Array:
+    """Return the sum over all but the last two axes of histograms (..., 201, 2): int64 (201, 2)."""
+    return np.asarray(sum(table.reshape(-1, STEPS + 1, 2).sum(axis=0, dtype=np.int64) for table in histograms))
 
 
 def best_thresholds(histograms: Sequence[Array]) -> Array:
     """Return the best threshold of each lead time, float64 (L,), of histograms (n, L, 201, 2); see `best_threshold`."""
     leads = zip(*(np.moveaxis(table, 1, 0) for table in histograms), strict=True)
     return np.array([best_threshold(list(lead)) for lead in leads])
+
+
+def scored(view: View, summaries: Summaries) -> dict[str, Mapping[str, Array]]:
+    """Return the summaries of the shards of a view's split."""
+    return {shard: summary for shard, summary in summaries.items() if shard.startswith(f"{view.split}/")}
 
 
 def validated(summaries: Summaries) -> dict[str, Array]:
@@ -188,8 +197,7 @@ def validated(summaries: Summaries) -> dict[str, Array]:
 
 def thresholds(view: View, summaries: Summaries) -> dict[str, Threshold]:
     """Return the threshold of each shard of the view's split; tuned ones are the best on the validation shards."""
-    own = [shard for shard in summaries if shard.startswith(f"{view.split}/")]
-    return thresholds_of(own, view, validated(summaries))
+    return thresholds_of(list(scored(view, summaries)), view, validated(summaries))
 
 
 def thresholds_of(shards: Sequence[str], view: View, histograms: Mapping[str, Array]) -> dict[str, Threshold]:
@@ -227,16 +235,19 @@ def isotonic(histograms: Sequence[Array]) -> Array:
     """
     from scipy.optimize import isotonic_regression
 
-    pooled = sum(table.reshape(-1, STEPS + 1, 2).sum(axis=0, dtype=np.int64) for table in histograms)
-    pixels = np.asarray(pooled).sum(axis=-1)
+    table = pooled(histograms)
+    pixels = table.sum(axis=-1)
     seen = np.flatnonzero(pixels)
     if not len(seen):
         return MIDDLES
-    regression = isotonic_regression(
-        np.asarray(pooled)[seen, 1] / pixels[seen], weights=pixels[seen].astype(np.float64)
-    )
+    regression = isotonic_regression(table[seen, 1] / pixels[seen], weights=pixels[seen].astype(np.float64))
     risen: Array = np.interp(np.arange(STEPS + 1), seen, regression.x)
     return risen
+
+
+def probabilities_of(view: View, summaries: Summaries) -> Array:
+    """Return what each step of probability stands for under a view: its middle, or what `isotonic` makes of it."""
+    return isotonic(list(validated(summaries).values())) if view.calibration == "isotonic" else MIDDLES
 
 
 def sequence_counts(summaries: Summaries, thresholds: Mapping[str, Threshold]) -> dict[str, Array]:

@@ -17,7 +17,6 @@ from retable.tasks.weather import metrics
 from retable.tasks.weather.config import Config, Retrieval, View, lineage, trained_on_validation
 from retable.tasks.weather.data import sequences
 from retable.tasks.weather.learner import sample_cost
-from retable.tasks.weather.metrics import thresholds, validated
 from retable.tasks.weather.model import Forecaster, build
 from retable.tasks.weather.models.baselines import RetrievalForecaster
 from retable.tasks.weather.w4c.frames import Frames
@@ -180,13 +179,12 @@ def evaluate(
     config: Config, view: View, summaries: Mapping[str, Mapping[str, Array]], source: Source
 ) -> dict[str, float]:
     """Return the scores of a view; see `metrics.scores` for their names."""
-    chosen = thresholds(view, summaries)
-    summaries_here = {shard: summaries[shard] for shard in chosen}
-    if view.calibration == "isotonic":
-        return metrics.scores(
-            summaries_here, chosen, config.batch, metrics.isotonic(list(validated(summaries).values()))
-        )
-    return metrics.scores(summaries_here, chosen, config.batch)
+    return metrics.scores(
+        metrics.scored(view, summaries),
+        metrics.thresholds(view, summaries),
+        config.batch,
+        metrics.probabilities_of(view, summaries),
+    )
 
 
 def view_cost(config: Config, view: View) -> float:
