@@ -25,6 +25,7 @@ TESTS = {
     "rl/losses": ["rl/test_learner.py"],
     "rl/metrics": ["rl/test_metrics.py", "rl/test_learning.py"],
     "rl/prune/prune": ["rl/test_prune.py", "rl/test_blind.py"],
+    "rl/prune/validate": ["rl/test_sparse.py", "rl/test_tables.py"],
     "style/data": ["style/test_data.py", "style/test_streams.py"],
     "style/losses": ["style/test_losses.py"],
     "weather/data": ["weather/test_data.py", "weather/test_frames.py"],
