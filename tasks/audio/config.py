@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from retable.platform.config import Parent, Scratch, Weights, added, check, parent
+from retable.platform.config import Parent, Scratch, Weights, added, check, lineage
 
 SAMPLE_RATE = 32000
 """Sample rate of every model's input, Hz."""
@@ -215,11 +215,7 @@ def trained_on(config: Config) -> TrainOn:
     Raises:
         UserError: where a parent's overrides fit no config.
     """
-    found: list[TrainOn] = []
-    each: Config | None = config
-    while each is not None:
-        found += [each.train_on] if each.data == config.data else []
-        each = parent(each)
+    found = [each.train_on for each in lineage(config) if each.data == config.data]
     return max(found, key=lambda name: len(SPLITS[name]))
 
 

@@ -236,9 +236,18 @@ def import_(
         if folder:
             raise UserError("--folder: is for a CSV; leave it out")
         place = folder_for(where, name, "dcase2023")
-        how: Any = {"features": features, "exclusions": exclude or [], "workers": workers, "replacing": replace}
         with one_maker(where, f"audio/{name}"):
-            tell(place, import_entries(layouts.challenge(source), place, name, "dcase2023", **how))
+            info = import_entries(
+                layouts.challenge(source),
+                place,
+                name,
+                "dcase2023",
+                features=features,
+                exclusions=exclude or [],
+                workers=workers,
+                replacing=replace,
+            )
+            tell(place, info)
     elif exclude:
         raise UserError("--exclude: is for the collections; take the rows out of your own CSV")
     else:

@@ -233,13 +233,12 @@ def convert(
     """
     from retable.tasks.rl import data
 
-    how: dict[str, Any] = {
-        "skip": items("--skip", skip, whole, "number of an episode", "3,17"),
-        "mending": mend is not None,
-        "replace": replace,
-    }
+    skipped = items("--skip", skip, whole, "number of an episode", "3,17")
     root, environment = Storage.open(storage), environment_name(env) if env else None
-    _tell(data.convert(source.expanduser(), root, environment, name, simulator, **how))
+    info = data.convert(
+        source.expanduser(), root, environment, name, simulator, skip=skipped, mending=mend is not None, replace=replace
+    )
+    _tell(info)
 
 
 def import_(
@@ -262,13 +261,11 @@ def import_(
     """
     from retable.tasks.rl.tools.minari import import_minari
 
-    how: dict[str, Any] = {
-        "skip": items("--skip", skip, whole, "number of an episode", "3,17"),
-        "mending": mend is not None,
-        "replace": replace,
-    }
+    skipped = items("--skip", skip, whole, "number of an episode", "3,17")
     root, environment = Storage.open(storage), environment_name(env) if env else None
-    info = import_minari(source.expanduser(), root, environment, name, simulator, **how)
+    info = import_minari(
+        source.expanduser(), root, environment, name, simulator, skip=skipped, mending=mend is not None, replace=replace
+    )
     _tell(info)
     changes = {"environment": info["environment"], "data": info["name"]}
     console.print(f"train on it: retable train rl {set_line(changes)}", markup=False)
@@ -298,8 +295,18 @@ def export(
     from retable.platform.models.export import export
     from retable.tasks.rl.formats.sizes import file_bytes
 
-    options: dict[str, Any] = {"epoch": epoch, "policy": policy or "", "precision": precision, "licence": licence}
-    loaded = export("rl", run, storage, file, SUFFIX, overwrite=overwrite, **options)
+    loaded = export(
+        "rl",
+        run,
+        storage,
+        file,
+        SUFFIX,
+        overwrite=overwrite,
+        epoch=epoch,
+        policy=policy or "",
+        precision=precision,
+        licence=licence,
+    )
     dense = file_bytes(loaded.weights(epoch))
     ratio = dense / file.expanduser().stat().st_size
     console.print(f"{ratio:.1f} times smaller than the dense file of all weights ({dense:,})")

@@ -92,6 +92,11 @@ def is_sound(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
+def sounds_below(folder: Path) -> list[Path]:
+    """Return the files of sound in a folder and in those below it, in order of path."""
+    return sorted(filter(is_sound, folder.rglob("*")))
+
+
 def header(path: Path) -> Header:
     """Return what a file says of itself, without decoding it.
 

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from retable.platform.errors import UserError
 from retable.platform.text import grouped
-from retable.tasks.audio.collect.files import is_sound
+from retable.tasks.audio.collect.files import is_sound, sounds_below
 from retable.tasks.audio.collect.text import read_cells, read_text
 
 Value = TypeVar("Value")
@@ -107,7 +107,7 @@ def clotho(root: Path) -> list[Entry]:
         UserError: where no table of captions is there, or one lacks a column.
     """
     found = []
-    sounds = [path for path in sorted(root.rglob("*")) if is_sound(path)]
+    sounds = sounds_below(root)
     for theirs, split in CLOTHO.items():
         table = _first(root, f"clotho_captions_{theirs}.csv")
         if table is None:
@@ -160,7 +160,7 @@ def audiocaps(root: Path) -> list[Entry]:
     Raises:
         UserError: where no table is there, or one lacks a column.
     """
-    on_disk = {path.stem: path for path in sorted(root.rglob("*")) if is_sound(path)}
+    on_disk = {path.stem: path for path in sounds_below(root)}
     tables = [table for name in AUDIOCAPS if (table := _first(root, f"{name}.csv"))]
     if not tables:
         raise UserError(f"{root}: no train.csv, val.csv or test.csv; take them from github.com/cdjkim/audiocaps")
@@ -189,7 +189,7 @@ def wavcaps(root: Path) -> list[Entry]:
         UserError: where no table is there, or one is broken.
     """
     found = []
-    sounds = [path for path in sorted(root.rglob("*")) if is_sound(path)]
+    sounds = sounds_below(root)
     for folder, (name, kind) in WAVCAPS.items():
         table = _first(root, name)
         if table is None:

@@ -11,7 +11,7 @@ from retable.platform.console import counted
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
 from retable.tasks.audio.collect import layouts
-from retable.tasks.audio.collect.files import SUFFIXES, Remarks, is_sound, stream
+from retable.tasks.audio.collect.files import SUFFIXES, Remarks, sounds_below, stream
 from retable.tasks.audio.collect.layouts import Entry
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, digest, encode, read_recordings
 from retable.tasks.audio.prepare.importer import THREADS
@@ -53,7 +53,7 @@ def _entries(path: Path) -> list[Entry]:
     tables = sorted(path.glob("*.csv"))
     if len(tables) == 1 and layouts.describes(tables[0]):
         return layouts.own(tables[0])
-    sounds = [each for each in sorted(path.rglob("*")) if is_sound(each)]
+    sounds = sounds_below(path)
     if not sounds:
         raise UserError(f"{path}: no recordings ({', '.join(SUFFIXES)})")
     return [Entry(str(each), each, "", "", "", "", ("",)) for each in sounds]

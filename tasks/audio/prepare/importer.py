@@ -64,7 +64,7 @@ def import_own(
     """
     known = [] if replacing else _before(place)
     keys = layouts.file_keys(each.file for each in known)
-    before = {key: each.split for each in known for key in (*keys[each.file], each.source.split("@")[0])}
+    before = {key: each.split for each in known for key in (*keys[each.file], leaks.origin(each))}
     entries = layouts.own(table, folder, before)
     return import_entries(entries, place, name, "own", features=features, workers=workers, replacing=replacing)
 

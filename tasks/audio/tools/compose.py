@@ -150,9 +150,8 @@ def items(composition: Composition) -> list[Item]:
 def _alone(composition: Composition, chosen: Sequence[Clip], split: str, number: int) -> Item:
     """Return one recording, of a class drawn evenly, with captions that state the class."""
     rng = generator(composition.seed, "audio.alone", number)
-    sounds = sorted({clip.sound for clip in chosen})
-    sound = sounds[int(rng.integers(len(sounds)))]
-    clip = _pick([clip for clip in chosen if clip.sound == sound], rng)
+    sound = captions.pick(sorted({clip.sound for clip in chosen}), rng)
+    clip = captions.pick([clip for clip in chosen if clip.sound == sound], rng)
     recording = replace(_labelled(composition, clip, split, number), file=f"alone-{number:06d}.wav", source="")
     return recording, partial(vary, clip.path, (composition.seed, number))
 
@@ -163,7 +162,7 @@ def _composed(composition: Composition, chosen: Sequence[Clip], split: str, numb
     there = {clip.sound for clip in chosen}
     possible = {sound: traits for sound, traits in TRAITS.items() if sound in there}
     scene = scenes.draw(rng, composition.seconds, possible, [s for s in AMBIENT if s in there], rooms=True)
-    parts = [_pick([clip for clip in chosen if clip.sound == event.sound], rng) for event in scene.events]
+    parts = [captions.pick([clip for clip in chosen if clip.sound == event.sound], rng) for event in scene.events]
     words = {sound: LEXICON[sound] for sound in sorted(scene.sounds)}
     written = [captions.caption(scene, writer, words, captions.CLOTHO, rng) for writer in WRITERS[:5]]
     recording = Recording(
@@ -242,7 +241,3 @@ def audible(path: Path) -> Waveform:
     level = np.sqrt((blocks**2).mean(axis=1)) if len(blocks) else np.zeros(1)
     loud = np.flatnonzero(level > 10 ** (-30 / 20) * level.max())
     return wave[loud[0] * step : (loud[-1] + 1) * step] if len(loud) else wave
-
-
-def _pick(options: Sequence[Clip], rng: np.random.Generator) -> Clip:
-    return options[int(rng.integers(len(options)))]

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
 from retable.tasks.audio.rewrite import rewriter
 from retable.tasks.audio.world.scenes import OPPOSITE, Claim, Event, Scene, Statement, relation
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -368,15 +371,15 @@ def write(
     front = [piece for piece, claim in zip(pieces, statement.claims, strict=True) if not claim.background]
     text = front[0]
     for said, piece in zip(statement.relations, front[1:], strict=True):
-        text = _pick(joints[said], rng).format(a=text, b=piece)
+        text = pick(joints[said], rng).format(a=text, b=piece)
     if len(front) < len(pieces):
-        text = _pick(joints["background"], rng).format(a=text, b=" and ".join(pieces[len(front) :]))
+        text = pick(joints["background"], rng).format(a=text, b=" and ".join(pieces[len(front) :]))
     if statement.room:
-        text += f" {_pick(ADVERBS[statement.room], rng)}"
+        text += f" {pick(ADVERBS[statement.room], rng)}"
     if writer == "passive":
         text += " can be heard"
     if writer == "title":
-        text += f", {_pick(ARCHIVE, rng)}" if rng.random() < 0.5 else ""
+        text += f", {pick(ARCHIVE, rng)}" if rng.random() < 0.5 else ""
     else:
         for place in rng.permutation(len(FILLERS)):
             text += f" {FILLERS[place]}" if len(text.split()) < 8 else ""
@@ -384,20 +387,21 @@ def write(
     return text[0].upper() + text[1:] + ("" if writer in ("terse", "title") else ".")
 
 
-def _pick(options: Sequence[str], rng: np.random.Generator) -> str:
+def pick(options: Sequence[T], rng: np.random.Generator) -> T:
+    """Draw one of several, all alike."""
     return options[int(rng.integers(len(options)))]
 
 
 def _piece(claim: Claim, writer: str, words: Words, rng: np.random.Generator) -> str:
     """Say one claim: subject, verb and what is stated of them, in the writer's form."""
-    subject, verb = _pick(words.subjects, rng), _pick(words.verbs, rng)
+    subject, verb = pick(words.subjects, rng), pick(words.verbs, rng)
     plural = is_plural(subject)
     adjective, adverbs = "", list[str]()
     for value in claim.traits.values():
         if value in ADJECTIVES and not adjective and rng.random() < 0.4:
-            adjective = _pick(ADJECTIVES[value], rng)
+            adjective = pick(ADJECTIVES[value], rng)
         else:
-            adverbs.append(_pick(ADVERBS[value], rng))
+            adverbs.append(pick(ADVERBS[value], rng))
     subject = _describe(subject, adjective)
     if writer == "plain":
         said = f"{subject} {verb if plural else third_person(verb)}"
@@ -434,7 +438,7 @@ def _mistype(text: str, rng: np.random.Generator) -> str:
     words = text.split(" ")
     long = [number for number, word in enumerate(words) if len(word) >= 5 and word.isalpha()]
     if long:
-        number = long[int(rng.integers(len(long)))]
+        number = pick(long, rng)
         word, place = words[number], int(rng.integers(1, len(words[number]) - 2))
         words[number] = word[:place] + word[place + 1] + word[place] + word[place + 2 :]
     return " ".join(words)
@@ -444,5 +448,5 @@ def keywords(scene: Scene, rng: np.random.Generator, noise: float = 0.15) -> str
     """Return keywords as Clotho's metadata hold them: tags of every sound, said or not, and some of none."""
     tags = [tag for event in scene.events for tag in LEXICON[event.sound].tags[: int(rng.integers(1, 4))]]
     strangers = [words.tags[0] for words in LEXICON.values()]
-    tags = [_pick(strangers, rng) if rng.random() < noise else tag for tag in tags]
+    tags = [pick(strangers, rng) if rng.random() < noise else tag for tag in tags]
     return ";".join(dict.fromkeys(tags))

@@ -63,7 +63,7 @@ def record(
     lanes: int = 10,
     policy: Literal["expert", "random"] = "expert",
     mix: Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Record `transitions` transitions as the data set `recorded`, or `mixed`; return its `dataset.json`.
 
@@ -146,7 +146,7 @@ def _mixed(
     mix: Sequence[str],
     seed: int,
     lanes: int,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], None],
 ) -> tuple[dict[str, Array], dict[str, Any]]:
     """Play equally many transitions of each behaviour, whole episodes alone; return them, and what each part is."""
     parts: list[dict[str, Array]] = []
@@ -159,8 +159,7 @@ def _mixed(
         before, share = number * transitions // len(mix), (number + 1) * transitions // len(mix)
 
         def show(done: int, _: int, before: int = before) -> None:
-            if progress:
-                progress(before + done, transitions)
+            progress(before + done, transitions)
 
         played = _play(act, environment_id, share - before, first, lanes, show)
         ends = np.flatnonzero(_ends(played))
@@ -215,7 +214,7 @@ def _play(
     transitions: int,
     seed: int,
     lanes: int,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], None],
 ) -> dict[str, Array]:
     """Play until the first `transitions` rows, by the order in which episodes began, are there; return them."""
     environments = make(environment_id, lanes)
@@ -246,12 +245,11 @@ def _play(
                 order, ready = _order(np.stack([row[0] for row in rows]), np.stack([row[4] | row[5] for row in rows]))
                 if ready >= transitions:
                     break
-            if progress and len(rows) % 100 == 0:
+            if len(rows) % 100 == 0:
                 progress(min(total, transitions), transitions)
     finally:
         environments.close()
-    if progress:
-        progress(transitions, transitions)
+    progress(transitions, transitions)
     keys = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
     arrays = {key: np.stack([row[axis] for row in rows])[order] for axis, key in enumerate(keys, start=1)}
     return {key: array[:transitions] for key, array in arrays.items()}
