@@ -224,3 +224,5 @@ def test_queries_without_a_score_do_not_count():
     values = np.array([0.2, np.nan, 0.6, np.nan])
     mean, low, high = numbers(metrics.bootstrap(values, np.array([0, 0, 1, 1]), 500))
     assert mean == pytest.approx(0.4) and (low, high) == pytest.approx((0.2, 0.6))
+    alike = numbers(metrics.bootstrap(np.array([0.6, 0.6, 0.6, np.nan]), np.arange(4)))  # few samples hold no score
+    assert alike == pytest.approx((0.6, 0.6, 0.6))
