@@ -37,7 +37,7 @@ from retable.tasks.style.networks import weights
 from retable.tasks.style.networks.backbones import BackboneNetwork, Image
 from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.networks.tiling import layers
-from retable.tasks.style.networks.transformer import save, untrained
+from retable.tasks.style.networks.transformer import pack, untrained
 
 FINE = ("relu1_1", "relu2_1", "relu3_1")
 PART = Objective(convention="relative", content_layers=("relu3_1",), style_layers=FINE, style_weight=1.0)
@@ -466,7 +466,7 @@ def train(painting: str, out: Path, shared: Path, seconds: float, steps: int, re
         kind = "-video" if stage.name.startswith("video") else ""
         past[kind].append({**asdict(stage), "steps": training.steps, "seconds": round(training.seconds)})
         said = provenance(painting, recipe, photographs, past[kind], device)
-        save(copy.deepcopy(made).cpu(), out / f"{painting}{kind}.safetensors", said, half=True)
+        (out / f"{painting}{kind}.safetensors").write_bytes(pack(copy.deepcopy(made).cpu(), said, half=True))
         return made
 
     first, second, third, last = stages(recipe, seconds, steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -217,8 +217,7 @@ def export(
     """
     from retable.platform.models.export import export
 
-    options: dict[str, Any] = {"epoch": epoch, "half": half, "painting": painting, "licence": licence}
-    export("style", run, storage, file, overwrite=overwrite, **options)
+    export("style", run, storage, file, overwrite=overwrite, epoch=epoch, half=half, painting=painting, licence=licence)
 
 
 @app.command()

@@ -42,6 +42,7 @@ INDEX = "index.parquet"
 """The training pictures of a data set: `path` below its folder, size in `bytes`, and `crc32` of these."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 REMEDY = "`retable data check style` lists all such files"
+AGAIN = "remove dataset.json, and the files are indexed again"
 ZOOM = 1.5
 """Random crops are at most so much smaller than the largest square that fits."""
 PIECE = 64
@@ -86,13 +87,12 @@ def read_index(folder: Storage) -> pa.Table:
         UserError: where it is missing or damaged.
 
     """
-    again = "remove dataset.json, and the files are indexed again"
     try:
         table = folder.read_table(INDEX, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{folder}/{INDEX}: missing or broken; {again}") from error
+        raise UserError(f"{folder}/{INDEX}: missing or broken; {AGAIN}") from error
     if not {"path", "bytes"} <= {*table.column_names}:
-        raise UserError(f"{folder}/{INDEX}: not a data set's; {again}")
+        raise UserError(f"{folder}/{INDEX}: not a data set's; {AGAIN}")
     return table
 
 
@@ -359,11 +359,11 @@ def painting(source: Source, name: str) -> UInt8[np.ndarray, "height width 3"]:
 def _picture(source: Source, where: str | Path) -> Array:
     if isinstance(where, Path):
         return images.read(where).pixels
-    crc32, again = source.info.get("crc32"), "remove dataset.json, and the files are indexed again"
+    crc32 = source.info.get("crc32")
     if crc32 is not None and where not in crc32:  # the data set's digest would not cover it
-        raise UserError(f"{source.folder}/{where}: was added after the data set was indexed; {again}")
+        raise UserError(f"{source.folder}/{where}: was added after the data set was indexed; {AGAIN}")
     with source.folder.local(where) as path:
         if crc32 is not None and crc32[where] != zlib.crc32(path.read_bytes()):
-            put = "put it back, or"
-            raise UserError(f"{source.folder}/{where}: not the file that was indexed (checksum); {put} {again}")
+            changed = "not the file that was indexed (checksum)"
+            raise UserError(f"{source.folder}/{where}: {changed}; put it back, or {AGAIN}")
         return images.read(path).pixels

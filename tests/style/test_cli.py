@@ -43,7 +43,7 @@ def network(seed):
 def style(tmp_path, monkeypatch):
     """Call `retable style ...` in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    transformer.save(network(0), tmp_path / "net.safetensors", {"style": "a test's"}, half=False)
+    (tmp_path / "net.safetensors").write_bytes(transformer.pack(network(0), {"style": "a test's"}, half=False))
     images.write(tmp_path / "lake.png", noise(40, 52))
 
     def call(*words):
@@ -157,7 +157,7 @@ def sets(hint):
 
 
 def test_regions_of_a_mask_have_their_own_styles(style, tmp_path):
-    transformer.save(network(1), tmp_path / "other.safetensors", {}, half=False)
+    (tmp_path / "other.safetensors").write_bytes(transformer.pack(network(1), {}, half=False))
     map_of = np.zeros((40, 52, 3), np.uint8)
     map_of[:20, :26], map_of[20:, :26], map_of[:20, 26:] = (255, 0, 0), (0, 0, 255), (0, 255, 0)
     images.write(tmp_path / "map.png", map_of)
@@ -304,4 +304,4 @@ def test_a_run_becomes_a_file_that_says_where_it_is_from(style, tmp_path, storag
         expected = images.to_pixels(network(2)(images.to_tensor(noise(40, 52))))
     assert np.abs(images.read("out.png").pixels.astype(int) - expected).mean() < 1  # 16 bits
     assert ".safetensors" in refused(style("export", run, "wave.pth", "--storage", storage))
-    assert "epoch" in refused(style("export", run, "wave.safetensors", "--epoch", "9", "--storage", storage))
+    assert "epoch" in refused(style("export", run, "9.safetensors", "--epoch", "9", "--storage", storage))

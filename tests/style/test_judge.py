@@ -140,7 +140,7 @@ def test_published_networks_keep_tones_and_show_no_slivers(shared):
 
 def test_the_command_prints_networks_and_pictures(tmp_path):
     torch.manual_seed(0)
-    transformer.save(TransformerNetwork(4, "resize", "tanh"), tmp_path / "mine.safetensors", {})
+    (tmp_path / "mine.safetensors").write_bytes(transformer.pack(TransformerNetwork(4, "resize", "tanh"), {}))
     picture = tmp_path / "coffee.png"
     picture.write_bytes(images.encode_png(photograph()))
     arguments = ["judge", str(tmp_path / "mine.safetensors"), str(picture), "--painting", "the_scream"]

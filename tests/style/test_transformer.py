@@ -12,7 +12,7 @@ from retable.platform.errors import UserError
 from retable.tasks.style.networks import transformer
 from retable.tasks.style.networks.network import TransformerNetwork
 from retable.tasks.style.networks.tiling import stylise, stylise_tiled
-from retable.tasks.style.networks.transformer import find, load, read, save
+from retable.tasks.style.networks.transformer import find, load, pack, read
 
 torch.set_num_threads(1)
 SIZES = [(1, 1), (2, 3), (5, 7), (63, 65), (3, 400)]
@@ -238,7 +238,7 @@ def test_networks_of_rrmina_give_what_their_definition_does(tmp_path, kernels):
     tiled = stylise_tiled(net, image[:1], 16)
     torch.testing.assert_close(tiled.double(), expected[:1], rtol=0, atol=1e-5)
     path = tmp_path / "net.safetensors"
-    save(net, path, {})
+    path.write_bytes(pack(net, {}))
     assert torch.equal(stylise(read(path), image), stylise(net, image))
 
 
@@ -339,8 +339,8 @@ def test_gradients_are_the_same_wherever_channels_lie(count):
 )
 def test_a_saved_network_is_the_same(tmp_path, arguments):
     net, image = network(**arguments), torch.rand(1, 3, 24, 24)
-    save(net, tmp_path / "full.safetensors", {"painting": "wave"})
-    save(net, tmp_path / "half.safetensors", {"painting": "wave"}, half=True)
+    (tmp_path / "full.safetensors").write_bytes(pack(net, {"painting": "wave"}))
+    (tmp_path / "half.safetensors").write_bytes(pack(net, {"painting": "wave"}, half=True))
     with torch.no_grad():
         assert torch.equal(read(tmp_path / "full.safetensors")(image), net(image))
         half = find(str(tmp_path / "half.safetensors"))
@@ -350,7 +350,7 @@ def test_a_saved_network_is_the_same(tmp_path, arguments):
 
 
 def test_a_network_of_the_zoo_has_below_4_megabytes(tmp_path, monkeypatch):
-    save(TransformerNetwork(), tmp_path / "wave.safetensors", {}, half=True)
+    (tmp_path / "wave.safetensors").write_bytes(pack(TransformerNetwork(), {}, half=True))
     assert (tmp_path / "wave.safetensors").stat().st_size < 4e6
     monkeypatch.setattr(transformer, "zoo", lambda task: {"wave": tmp_path / "wave.safetensors"})
     assert find("wave").architecture.filters == 32
@@ -463,7 +463,7 @@ def test_only_styles_that_were_trained_together_blend():
 
 def test_a_file_of_several_styles_gives_the_one_that_is_named(tmp_path, shared):
     made, file = conditional(), tmp_path / "three.safetensors"
-    save(made, file, {"paintings": ["wave", "night", "scream"]})
+    file.write_bytes(pack(made, {"paintings": ["wave", "night", "scream"]}))
     image = picture(shared, 24, 32)
     assert torch.allclose(read(file, "night")(image), made(image, shares=torch.tensor([[0.0, 1.0, 0.0]])), atol=1e-6)
     first = transformer.read_bytes(file.read_bytes(), "x", None)
@@ -472,7 +472,7 @@ def test_a_file_of_several_styles_gives_the_one_that_is_named(tmp_path, shared):
         read(file)
     with pytest.raises(UserError, match="no style 'lake'"):
         read(file, "lake")
-    save(made.blended([1, 0, 0]), file, {"paintings": ["wave"]})
+    file.write_bytes(pack(made.blended([1, 0, 0]), {"paintings": ["wave"]}))
     with pytest.raises(UserError, match="one style alone"):
         read(file, "wave")
 

@@ -15,13 +15,20 @@ from PIL import Image, UnidentifiedImageError
 from retable.platform.console import counted
 from retable.platform.errors import UserError
 from retable.platform.store.storage import Storage
-from retable.tasks.style.data import files_below, is_picture, pictures_below, read_index, threaded, training_files
+from retable.tasks.style.data import (
+    AGAIN,
+    files_below,
+    is_picture,
+    pictures_below,
+    read_index,
+    threaded,
+    training_files,
+)
 from retable.tasks.style.files import images
 
 SMALLEST = 32
 """Pixels that a picture's shorter side must have."""
 REMEDY = "remove or replace it"
-AGAIN = "remove dataset.json, and the files are indexed again"
 
 
 def defect(data: bytes) -> str | None:

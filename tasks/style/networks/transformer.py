@@ -18,7 +18,6 @@ from retable.platform.errors import UserError, nearest
 from retable.platform.models import export
 from retable.platform.models.zoo import names, zoo
 from retable.platform.store import weights
-from retable.platform.store.storage import Storage
 from retable.tasks.style.config import Config, OptimiseImage, TrainNetwork, ZooNetwork
 from retable.tasks.style.networks.layouts import FIRST, MANIFEST, convert, read_folder
 from retable.tasks.style.networks.network import TransformerNetwork
@@ -162,15 +161,6 @@ def styles(metadata: Mapping[str, str] | None) -> list[str]:
         return [str(name) for name in json.loads((metadata or {}).get("provenance", "{}")).get("paintings", [])]
     except (ValueError, AttributeError):
         return []
-
-
-def save(network: TransformerNetwork, path: Path, provenance: Mapping[str, object], half: bool = False) -> None:
-    """Write a network's file, atomically; see `pack`.
-
-    Raises:
-        UserError: where the file cannot be written.
-    """
-    Storage.open(path.absolute().parent).write(path.name, pack(network, provenance, half))
 
 
 def pack(network: TransformerNetwork, provenance: Mapping[str, object], half: bool = False) -> bytes:

@@ -110,7 +110,7 @@ def test_too_few_photographs_are_told_without_options_of_another_command(tmp_pat
 
 
 def test_a_network_of_another_form_is_refused_before_the_work(tmp_path, asked):
-    transformer.save(TransformerNetwork(4, final_norm=True), tmp_path / "net.safetensors", {}, half=False)
+    (tmp_path / "net.safetensors").write_bytes(transformer.pack(TransformerNetwork(4, final_norm=True), {}, half=False))
     Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(tmp_path / "work.png")
     with pytest.raises(UserError, match="another form"):
         learn.learn(tmp_path / "work.png", str(tmp_path / "net.safetensors"), None, 4, Storage.open(tmp_path))

@@ -65,7 +65,7 @@ RANDOM = {"method.backbone": "alexnet", "method.backbone.weights": "random", "st
 @pytest.fixture
 def weights_file(tmp_path):
     path = tmp_path / "style.safetensors"
-    transformer.save(network(), path, {"style": "a test's"}, half=False)
+    path.write_bytes(transformer.pack(network(), {"style": "a test's"}, half=False))
     return path
 
 
