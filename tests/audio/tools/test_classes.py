@@ -108,7 +108,7 @@ def judged_on(monkeypatch, storage, config):
         "retable.tasks.audio.tools.search.classes.judge", lambda *given: asked.append(given[2]) or dict(score)
     )
     run, file = RunFolder.of(storage, find("audio"), config).fingerprint, Path(storage.root) / "out.safetensors"
-    cli.export(run, file, classes=file.parent, storage=str(storage))
+    cli.export(run, file, classes=file.parent, overwrite=True, storage=str(storage))
     said = json.loads(metadata(file.read_bytes())["provenance"])
     return asked[0], said["score"]["on"], said.get("test_folds")
 

@@ -73,8 +73,7 @@ class Table:
         """Return a caption's vector of length one; zeros where none of its words is known."""
         found = [place for word in WORD.findall(caption.lower()) if (place := self.find(word)) is not None]
         total = (self.weights[found] * self.scales[found]) @ self.vectors[found].astype(np.float64)
-        unit: Float[np.ndarray, " size"] = total / max(float(np.linalg.norm(total)), 1e-12)
-        return unit
+        return unit(total)
 
     def find(self, word: str) -> int | None:
         """Return the place of a word, of it without its ending, or of what it may be a typing error of."""
@@ -104,6 +103,12 @@ class Table:
     def _known(self, forms: set[str]) -> list[int]:
         found = (self.places[form] for form in forms if len(form) >= SHORTEST and form in self.places)
         return [place for place in found if self.weights[place] >= COMMON]
+
+
+def unit(vector: Float[np.ndarray, " size"]) -> Float[np.ndarray, " size"]:
+    """Return a vector at length one; zeros stay zeros."""
+    scaled: Float[np.ndarray, " size"] = vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return scaled
 
 
 def letters_of(word: str) -> Int64[np.ndarray, " 26"]:
@@ -173,8 +178,7 @@ class Anchors:
         meant = shares @ self.sounds
         own = self.known(caption) / 2
         mixed = own * vector + (1 - own) * meant / max(float(np.linalg.norm(meant)), 1e-12)
-        unit: Float[np.ndarray, " dimension"] = mixed / max(float(np.linalg.norm(mixed)), 1e-12)
-        return unit
+        return unit(mixed)
 
     def known(self, caption: str) -> float:
         """Return which share of a caption's words the model was trained on, those that say little left out."""

@@ -22,7 +22,7 @@ from retable.platform.models import export
 from retable.tasks.audio.config import Config, Pretrained
 from retable.tasks.audio.encoders.fingerprint import fingerprint, renamed
 from retable.tasks.audio.encoders.tokens import TEXT_STATE, read_tokenizer, tokens
-from retable.tasks.audio.tools.embed.lexicon import PREFIX, Anchors, anchors_of
+from retable.tasks.audio.tools.embed.lexicon import PREFIX, Anchors, anchors_of, unit
 
 FORMAT = "retable audio 1"
 """How a file of `retable audio export` says what it is."""
@@ -72,8 +72,7 @@ class Words:
         hidden = self._normalised(hidden, f"{embeddings}.LayerNorm")
         for layer in range(about["num_hidden_layers"]):
             hidden = self._layer(hidden, f"text.network.encoder.layer.{layer}", erf)
-        vector = self._linear(hidden[0], "text_projection")
-        return vector / max(float(np.linalg.norm(vector)), 1e-12)
+        return unit(self._linear(hidden[0], "text_projection"))
 
     def _layer(self, hidden: Array, name: str, erf: Erf) -> Array:
         """Attend and feed forward, each with its residual and its norm behind it."""

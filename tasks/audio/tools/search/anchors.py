@@ -26,7 +26,7 @@ from retable.tasks.audio.export import Exported, read_export, with_anchors
 from retable.tasks.audio.prepare.prepare import folder as data_folder
 from retable.tasks.audio.tools.compose import CLASSES, clips, listed
 from retable.tasks.audio.tools.embed.embedder import Embedder, embed_file
-from retable.tasks.audio.tools.embed.lexicon import WORD, Anchors, table
+from retable.tasks.audio.tools.embed.lexicon import WORD, Anchors, table, unit
 from retable.tasks.audio.tools.search.classes import FOLD
 from retable.tasks.audio.world.captions import LEXICON, Words, clause
 
@@ -122,6 +122,4 @@ def hear(embedder: Embedder, folder: Path, left_out: Collection[int] = (FOLD,)) 
 
 
 def _mean(vectors: Sequence[np.ndarray] | np.ndarray) -> Float32[np.ndarray, " dimension"]:
-    mean = np.mean(np.asarray(vectors, np.float64), axis=0)
-    unit: Float32[np.ndarray, " dimension"] = (mean / max(float(np.linalg.norm(mean)), 1e-12)).astype(np.float32)
-    return unit
+    return unit(np.mean(np.asarray(vectors, np.float64), axis=0)).astype(np.float32)

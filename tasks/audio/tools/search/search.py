@@ -27,7 +27,7 @@ from jaxtyping import Float32
 from retable.platform.errors import UserError
 from retable.platform.models import zoo
 from retable.platform.store.storage import Storage
-from retable.tasks.audio.tools.embed.lexicon import digest_of
+from retable.tasks.audio.tools.embed.lexicon import digest_of, unit
 from retable.tasks.audio.tools.embed.words import Words, read_words
 from retable.tasks.audio.tools.search import nearest, places
 from retable.tasks.audio.tools.search.null import Null
@@ -374,13 +374,13 @@ def query_vector(
     if like is not None:
         from retable.tasks.audio.tools.embed.embedder import embed_file
 
-        parts.append(_unit(embed_file(cast("Embedder", embedder), like).vectors.mean(0)))
+        parts.append(unit(embed_file(cast("Embedder", embedder), like).vectors.mean(0)))
     if said:
         parts.append(_words_vector(embedder, words, refit))
-    wanted = _unit(np.stack(parts).sum(0))
+    wanted = unit(np.stack(parts).sum(0))
     if not any(letter.isalnum() for letter in avoid):
         return wanted
-    return _unit(wanted - np.float32(AVOID) * _words_vector(embedder, avoid, refit))
+    return unit(wanted - np.float32(AVOID) * _words_vector(embedder, avoid, refit))
 
 
 def _words_vector(embedder: Embedder | Words, words: str, refit: Refit | None) -> Float32[np.ndarray, " dimension"]:
@@ -389,10 +389,6 @@ def _words_vector(embedder: Embedder | Words, words: str, refit: Refit | None) -
     vectors = embedder.words([words])
     vector: Float32[np.ndarray, " dimension"] = (refit.apply(vectors) if refit else vectors)[0]
     return vector
-
-
-def _unit(vector: Float32[np.ndarray, " dimension"]) -> Float32[np.ndarray, " dimension"]:
-    return (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
 
 
 def search(
