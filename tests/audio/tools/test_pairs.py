@@ -208,7 +208,7 @@ def test_which_copy_of_a_network_is_taken_is_said_and_can_be_told(text_folder, t
     )
     assert line in " ".join(first.output.split())
     assert torch.equal(taken, others["audio_embedding_model.net.cls_token"])
-    second, other = adopted("--part", "net_swa")
+    second, other = adopted("--part", "net_swa", "--overwrite")
     assert torch.equal(other, taken + 0.5) and "is taken" not in second.output
     assert isinstance(adopted("--part", "ema")[0].exception, UserError)
     monkeypatch.setattr(opening, "read_pair", partial(pairs.read_pair, text=str(text_folder)))
