@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import torch
 
 from retable.platform.config import override
 from retable.tasks.style.apply.optimise import ImageOptimisation
@@ -20,7 +19,7 @@ from retable.tasks.style.files.images import Pixels
 from retable.tasks.style.tools.pictures.memory import shortage_told
 from retable.tasks.style.tools.pictures.stylise import PaintingStyle, finished, sized
 from retable.tasks.style.tools.video.steady import Finish, colour_histogram, is_cut, moved
-from retable.tasks.style.tools.video.video import Pictures, Piece
+from retable.tasks.style.tools.video.video import Pictures, Piece, batch_of, frames_of
 
 SHARE = 3
 """A frame that follows another gets one evaluation in so many of a first frame's."""
@@ -46,8 +45,8 @@ class Painter:
             self.shot, self.before = piece.shot, None
             self.style.check_memory(*piece.pictures.shape[2:])
         with shortage_told("a frame does not fit into memory; use a smaller --size"):
-            made = [self.optimise(picture) for picture in piece.pictures.permute(0, 2, 3, 1).numpy()]
-        return self.finish(torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).contiguous(), piece)
+            made = [self.optimise(picture) for picture in frames_of(piece.pictures)]
+        return self.finish(batch_of(made), piece)
 
     def optimise(self, picture: Pixels) -> Pixels:
         """Optimise one frame."""

@@ -32,7 +32,7 @@ from retable.tasks.style.networks.tiling import Precision
 from retable.tasks.style.tools.pictures.memory import shortage_told
 from retable.tasks.style.tools.pictures.regions import Mask, compose
 from retable.tasks.style.tools.pictures.stylise import scaled
-from retable.tasks.style.tools.video.video import Pictures, Piece, Stylise, on_cluster
+from retable.tasks.style.tools.video.video import Pictures, Piece, Stylise, batch_of, frames_of, on_cluster
 
 Flow = Float[np.ndarray, "height width 2"]
 Pairs = Iterator[tuple[Piece, Pictures]]
@@ -61,7 +61,7 @@ def by_shot(batches: Iterable[Pictures], look_ahead: int = LOOK_AHEAD) -> Iterat
     shot, reference, before = 0, None, None
     waiting: list[Pictures] = []
     for batch in batches:
-        colours = [colour_histogram(picture) for picture in batch.permute(0, 2, 3, 1).numpy()]
+        colours = [colour_histogram(picture) for picture in frames_of(batch)]
         starts = {n for n, pair in enumerate(pairwise([before, *colours])) if is_cut(*pair)}
         before = colours[-1]
         for begin, end in pairwise(sorted({0, *starts, len(batch)})):
@@ -115,9 +115,9 @@ class Finish:
         """Bring back colours, what the mask leaves out, and a share of the photographs."""
         if not self.original_colours and self.strength == 1 and self.mask is None:
             return pictures
-        pairs = zip(pictures.permute(0, 2, 3, 1).numpy(), piece.pictures.permute(0, 2, 3, 1).numpy(), strict=True)
+        pairs = zip(frames_of(pictures), frames_of(piece.pictures), strict=True)
         finished = [self._one(stylised, photograph) for stylised, photograph in pairs]
-        return torch.from_numpy(np.stack(finished)).permute(0, 3, 1, 2).contiguous()
+        return batch_of(finished)
 
     def _one(self, stylised: Pixels, photograph: Pixels) -> Pixels:
         if self.original_colours:
@@ -131,8 +131,7 @@ def stretched(pictures: Pictures, height: int, width: int) -> Pictures:
     """Resize pictures; see `images.stretch`."""
     if pictures.shape[2:] == (height, width):
         return pictures
-    made = [images.stretch(picture, height, width) for picture in pictures.permute(0, 2, 3, 1).numpy()]
-    return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).contiguous()
+    return batch_of([images.stretch(picture, height, width) for picture in frames_of(pictures)])
 
 
 class Stylist:
@@ -186,14 +185,14 @@ class Regional:
 
     def __call__(self, piece: Piece) -> Pictures:
         """Stylise a piece by each in turn, put the regions together, and mix in a share of the photographs."""
-        made = [stylist(piece).permute(0, 2, 3, 1).numpy() for stylist in self.stylists]
-        frames = piece.pictures.permute(0, 2, 3, 1).numpy()
+        made = [frames_of(stylist(piece)) for stylist in self.stylists]
+        frames = frames_of(piece.pictures)
         shares = self.mask.shares(*frames.shape[1:3])
         together = [
             images.mix(compose(frame, several, shares), frame, self.strength)
             for frame, several in zip(frames, zip(*made, strict=True), strict=True)
         ]
-        return torch.from_numpy(np.stack(together)).permute(0, 3, 1, 2).contiguous()
+        return batch_of(together)
 
 
 def optical_flow(source: Pixels, target: Pixels) -> Flow:
@@ -263,8 +262,7 @@ def smooth(pairs: Pairs, share: float = 0.9) -> Pairs:
     source, result, shot = None, None, None
     for piece, stylised in pairs:
         blended = []
-        sources = piece.pictures.permute(0, 2, 3, 1).numpy()
-        for picture, new in zip(sources, stylised.permute(0, 2, 3, 1).numpy(), strict=True):
+        for picture, new in zip(frames_of(piece.pictures), frames_of(stylised), strict=True):
             new = new.astype(np.float32)
             if source is not None and result is not None and piece.shot == shot:
                 warped, held = moved(picture, source, result)
@@ -272,7 +270,7 @@ def smooth(pairs: Pairs, share: float = 0.9) -> Pairs:
                 new = new + share * held * painted * (warped - new)
             source, result, shot = picture, new, piece.shot
             blended.append(np.rint(new).astype(np.uint8))
-        yield piece, torch.from_numpy(np.stack(blended)).permute(0, 3, 1, 2).contiguous()
+        yield piece, batch_of(blended)
 
 
 class Flicker:

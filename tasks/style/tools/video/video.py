@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from retable.platform.errors import UserError
 from retable.platform.execute.session import cluster_resources, cpu_share
+from retable.platform.spec.arrays import Array
 from retable.platform.store.storage import whole_file
 from retable.tasks.style.tools.video import frames as files
 from retable.tasks.style.tools.video.frames import CODECS, Clip, Frame, Reader
@@ -59,6 +60,16 @@ class Written:
     """What the user should know: a file that ends too early, tracks that were not kept."""
 
 
+def batch_of(pictures: Sequence[Array]) -> Pictures:
+    """Return pictures, each (height, width, 3), as one batch."""
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
+
+
+def frames_of(batch: Pictures) -> UInt8[np.ndarray, "batch height width 3"]:
+    """Return a batch's pictures, in the batch's own memory."""
+    return batch.permute(0, 2, 3, 1).numpy()
+
+
 def stylise_video(
     source: Path,
     target: Path,
@@ -68,7 +79,7 @@ def stylise_video(
     crf: int = 18,
     reader: Reader = "pyav",
     overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     start: float = 0.0,
     duration: float | None = None,
     most_pixels: int = 0,
@@ -102,12 +113,11 @@ def stylise_video(
     return Written(count, time.monotonic() - started, tuple(dict.fromkeys(notes)))
 
 
-def counted(frames: Iterable[Frame], clip: Clip, progress: Callable[[int, int], None] | None) -> Iterator[Frame]:
+def counted(frames: Iterable[Frame], clip: Clip, progress: Callable[[int, int], None]) -> Iterator[Frame]:
     """Pass frames on and tell how many there were."""
     for number, frame in enumerate(frames, 1):
         yield frame
-        if progress:
-            progress(number, max(number, clip.frames) if clip.frames else 0)
+        progress(number, max(number, clip.frames) if clip.frames else 0)
 
 
 def check_target(source: Path, target: Path, overwrite: bool) -> None:
@@ -127,11 +137,11 @@ def stylised(frames: Iterator[Frame], stylise: Stylise, batch: int) -> Generator
     def batches() -> Iterator[Tensor]:
         while group := list(islice(frames, batch)):
             times.extend((frame.pts, frame.duration) for frame in group)
-            yield torch.from_numpy(np.stack([frame.picture for frame in group])).permute(0, 3, 1, 2).contiguous()
+            yield batch_of([frame.picture for frame in group])
 
     with closing(ahead(batches(), DEPTH)) as decoded, closing(ahead(stylise(decoded), DEPTH)) as made:
         for pictures in made:
-            for picture in pictures.permute(0, 2, 3, 1).numpy():
+            for picture in frames_of(pictures):
                 yield Frame(*times.popleft(), picture)
     if times:
         raise RuntimeError(f"{len(times)} frames went into the network and did not come out")
