@@ -16,7 +16,7 @@ from retable.platform.models import contract
 from retable.platform.spec.task import config_at
 from retable.platform.store.provenance import placeless
 from retable.platform.store.run import contiguous
-from retable.platform.store.storage import Record, Storage, check_target
+from retable.platform.store.storage import Record, Storage, check_target, write_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,7 +196,7 @@ def export(
     check_target(file, overwrite)
     loaded = api.load(run, storage, task=task)
     data = contract.exporter(task).write_export(loaded, **options)
-    Storage.open(file.expanduser().absolute().parent).write(file.name, data)
+    write_file(file.expanduser(), data)
     console.print(f"{file}: {len(data):,} bytes", markup=False)
     return loaded
 

@@ -18,7 +18,7 @@ from retable.platform.errors import UserError, disk_errors, nearest
 from retable.platform.execute.streams import map_over
 from retable.platform.models import contract, export, select, zoo
 from retable.platform.store.cache import is_text
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Storage, write_file
 from retable.platform.text import plain
 
 SHARE = 8
@@ -121,7 +121,7 @@ class _Answerer:
         notes: list[str] = []
         token = _notes.set(notes)
         try:
-            Storage.open(target.parent).write(target.name, self.answering(source))
+            write_file(target, self.answering(source))
         except (UserError, OSError) as error:
             line = str(error).strip().splitlines()[0]
             return line if str(source) in line else f"{source}: {line}", ""

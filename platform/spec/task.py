@@ -42,6 +42,7 @@ from retable.platform.spec.table import (
     split_view,
     with_claims,
 )
+from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
 from retable.platform.text import clock, grouped
 
@@ -343,6 +344,19 @@ def check_new(target: Storage, replace: bool) -> None:
     """
     if not replace and target.exists("dataset.json"):
         raise UserError(f"{target}: a data set is there already; keep it, or replace it by --replace")
+
+
+@contextmanager
+def new_data(storage: Storage, *words: str, replace: bool) -> Iterator[Storage]:
+    """Give the folder of a data set, which is made in the block; no other command makes it meanwhile.
+
+    Raises:
+        UserError: as `data_folder` and `check_new` do.
+    """
+    target = data_folder(storage, *words)
+    with one_maker(storage, "/".join(words)):
+        check_new(target, replace)
+        yield target
 
 
 def data_sets(storage: Storage, task: str) -> list[Storage]:

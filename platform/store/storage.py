@@ -59,6 +59,15 @@ def check_target(file: Path, overwrite: bool) -> None:
     Storage.open(file.absolute().parent).check_writable()
 
 
+def write_file(file: Path, data: bytes | str) -> None:
+    """Write a file that a user names, atomically, with the folders above it.
+
+    Raises:
+        UserError: where it cannot be written.
+    """
+    Storage.open(file.absolute().parent).write(file.name, data)
+
+
 @dataclass(frozen=True)
 class Storage:
     """A folder on a file system. Small, picklable, and the same on every node.

@@ -22,7 +22,7 @@ from retable.platform.console import (
     progress_bar,
 )
 from retable.platform.errors import UserError
-from retable.platform.store.storage import Storage, check_target
+from retable.platform.store.storage import Storage, check_target, write_file
 from retable.tasks.audio.data_cli import DATA
 
 if TYPE_CHECKING:
@@ -436,7 +436,7 @@ def adopt(
     check_target(out, overwrite)
     pair = read_foreign(file, text, part, lambda line: errors.print(f"note: {line}", markup=False))
     data = write_adopted(pair, licence=licence)
-    Storage.open(out.expanduser().absolute().parent).write(out.name, data)
+    write_file(out.expanduser(), data)
     console.print(f"{out}: {len(data):,} bytes", markup=False)
 
 

@@ -28,8 +28,7 @@ from retable.platform.console import (
     whole,
 )
 from retable.platform.errors import UserError
-from retable.platform.spec.task import Source, check_new, find
-from retable.platform.store.lease import one_maker
+from retable.platform.spec.task import Source, check_new, find, new_data
 from retable.platform.store.storage import Storage
 from retable.tasks.rl import DESCRIPTION
 from retable.tasks.rl.formats.precisions import Precision
@@ -148,7 +147,6 @@ def make(
 
     Example: `retable data make rl --env hopper`, `retable data make rl --env hopper --mix expert,imperfect,random`
     """
-    from retable.tasks.rl import data
     from retable.tasks.rl.recordings.prepare import make_recording
 
     parts = items("--mix", mix, str)
@@ -158,8 +156,7 @@ def make(
         raise UserError(f"--policy {policy}: --mix names the behaviours; leave it out")
     root, environment = Storage.open(storage), environment_name(env)
     name = "mixed" if parts else "recorded"
-    with one_maker(root, f"rl/{environment}/{name}"):
-        check_new(data.folder(root, environment, name), replace)
+    with new_data(root, "rl", environment, name, replace=replace):
         info = make_recording(environment, root, transitions, 0.05 if noise is None else noise, seed, policy, parts)
     for part in info["behaviour"].get("parts", ()):
         console.print(f"{part['name']}: {part['transitions']:,} transitions, return {part['return']:.0f}")

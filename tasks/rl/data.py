@@ -19,8 +19,7 @@ import torch
 
 from retable.platform.errors import UserError, words
 from retable.platform.spec.arrays import Array
-from retable.platform.spec.task import Source, check_new, data_folder
-from retable.platform.store.lease import one_maker
+from retable.platform.spec.task import Source, data_folder, new_data
 from retable.platform.store.run import file_digest
 from retable.platform.store.storage import Storage
 from retable.platform.train import seeds
@@ -197,9 +196,7 @@ def convert(
         if info["simulator"] != "unknown":
             raise UserError(f"{source}: recorded in {info['simulator']}, not in {simulator}; leave --simulator out")
         info["simulator"] = simulator
-    target = folder(storage, info["environment"], info["name"])
-    with one_maker(storage, f"rl/{info['environment']}/{info['name']}"):
-        check_new(target, replace)
+    with new_data(storage, "rl", info["environment"], info["name"], replace=replace) as target:
         space = _space(source, info["environment"], info["simulator"])
         made = read_d4rl(source, space, skip, mending)
         marked = len(made.returns) + len(set(skip))

@@ -23,7 +23,7 @@ from retable.platform.console import (
     whole,
 )
 from retable.platform.errors import UserError, disk_errors
-from retable.platform.store.storage import Storage, check_target
+from retable.platform.store.storage import Storage, check_target, write_file
 from retable.tasks.style.data_cli import DATA
 from retable.tasks.style.tools.pictures.judge_cli import judge
 from retable.tasks.style.tools.pictures.knobs import Knobs, Precision, Result
@@ -196,7 +196,7 @@ def distil(
         data = train(
             files, teacher, steps, where, lambda done, left: report(done, steps, f"unexplained {left:.3f}"), network
         )
-        Storage.open(file.absolute().parent).write(file.name, data)
+        write_file(file, data)
     console.print(str(file), markup=False)
 
 
@@ -280,5 +280,5 @@ def onnx(
     check_target(file, overwrite)
     data = pack(find_network(style, Storage.open(storage)), cast(Bits, int(bits)), opset)
     with disk_errors(str(file)):
-        Storage.open(file.absolute().parent).write(file.name, data)
+        write_file(file, data)
     console.print(f"{file}: {len(data) / 1e6:.2f} MB", markup=False)

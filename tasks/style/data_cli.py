@@ -20,7 +20,7 @@ from retable.platform.console import (
     show_checked,
 )
 from retable.platform.errors import UserError
-from retable.platform.spec.task import check_new, data_folder, data_sets
+from retable.platform.spec.task import data_folder, data_sets, new_data
 from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage
 
@@ -84,10 +84,7 @@ def make(
     if name == GENERATED and (photographs, seed, painting) != (PHOTOGRAPHS, 0, None):
         has = f"{PHOTOGRAPHS} photographs, seed 0 and no painting of yours"
         raise UserError(f"--name {name}: this set has {has}; choose another --name")
-    root = Storage.open(storage)
-    target = data_folder(root, "style", name)
-    with one_maker(root, f"style/{name}"):
-        check_new(target, replace)
+    with new_data(Storage.open(storage), "style", name, replace=replace) as target:
         info = make_generated(target, name, photographs, seed, painting or ())
     console.print(f"{target}: {describe(info)}", markup=False)
 
@@ -124,10 +121,7 @@ def import_(
     """
     from retable.tasks.style.files.prepare import describe, import_folder
 
-    root = Storage.open(storage)
-    target = data_folder(root, "style", name)
-    with one_maker(root, f"style/{name}"):
-        check_new(target, replace)
+    with new_data(Storage.open(storage), "style", name, replace=replace) as target:
         info = import_folder(folder, target, name, test, every, painting or ())
     print_lines(info["left_out"], "left out: ")
     console.print(f"{target}: {describe(info)}, {len(info['test'])} for tests", markup=False)

@@ -23,7 +23,7 @@ from retable.platform.console import (
     whole,
 )
 from retable.platform.errors import UserError
-from retable.platform.spec.task import check_new, data_folder, data_sets
+from retable.platform.spec.task import data_folder, data_sets, new_data
 from retable.platform.store.lease import one_maker
 from retable.platform.store.storage import Storage, check_target
 from retable.platform.text import plural
@@ -91,10 +91,7 @@ def make(
     other = chosen.startswith("generated-") and (seed or chosen != f"generated-{size}")
     if other or chosen == Config().data:
         raise UserError(f"--name {chosen}: tables read other data under such a name; choose another one")
-    root = Storage.open(storage)
-    target = data_folder(root, "weather", chosen)
-    with one_maker(root, f"weather/{chosen}"):
-        check_new(target, replace)
+    with new_data(Storage.open(storage), "weather", chosen, replace=replace) as target:
         info = make_generated(target, chosen, str(size), seed)
     console.print(f"{target}: {describe(info)}")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from retable.platform.errors import UserError, disk_errors
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import write_file
 from retable.tasks.audio.collect.recordings import Recording
 from retable.tasks.audio.rewrite.prompts import WANTED, parse, words
 
@@ -70,7 +70,7 @@ def read(path: Path) -> list[Variation]:
 def write(path: Path, variations: Sequence[Variation]) -> None:
     """Write variations in the published form, the whole file at once."""
     text = json.dumps([asdict(each) for each in variations], indent=1) + "\n"
-    Storage.open(path.absolute().parent).write(path.name, text)
+    write_file(path, text)
 
 
 def fill(recordings: Sequence[Recording], variations: Sequence[Variation]) -> tuple[list[Recording], int]:

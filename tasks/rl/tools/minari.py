@@ -21,12 +21,11 @@ import numpy as np
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
-from retable.platform.spec.task import check_new
+from retable.platform.spec.task import new_data
 from retable.platform.store.hdf5 import plain_entry
-from retable.platform.store.lease import one_maker
 from retable.platform.store.run import file_digest
 from retable.platform.store.storage import Storage
-from retable.tasks.rl.data import folder, notes_of, simulator, store
+from retable.tasks.rl.data import notes_of, simulator, store
 from retable.tasks.rl.metrics import is_reference
 from retable.tasks.rl.play.evaluate import Spaces, check_sizes, refused_settings, spaces
 from retable.tasks.rl.recordings.d4rl import (
@@ -88,9 +87,7 @@ def import_minari(
     """
     about = metadata(source)
     info = identify(source, about, environment, name, version)
-    target = folder(storage, info["environment"], info["name"])
-    with one_maker(storage, f"rl/{info['environment']}/{info['name']}"):
-        check_new(target, replace)
+    with new_data(storage, "rl", info["environment"], info["name"], replace=replace) as target:
         space = spaces(simulator(info["environment"], info))
         made = read_minari(source, about, space, skip, mending)
         files = {Path(FILE).name: file_digest(source / FILE)}

@@ -17,7 +17,7 @@ import numpy as np
 
 from retable.platform.errors import UserError
 from retable.platform.spec.arrays import Array
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import write_file
 from retable.tasks.audio.collect import layouts
 from retable.tasks.audio.collect.files import Remarks, decode, is_sound
 from retable.tasks.audio.config import SAMPLE_RATE
@@ -63,7 +63,7 @@ def write(path: Path, rows: Iterable[Row]) -> None:
             raise ValueError(f"caption {caption!r}: {len(names)} recordings, not {RANKS}")
         row = (caption, *names)
         (quoted if any("\r" in cell for cell in row) else plain).writerow(row)  # by itself, Python 3.11 quotes no "\r"
-    Storage.open(path.absolute().parent).write(path.name, text.getvalue())
+    write_file(path, text.getvalue())
 
 
 def submit(

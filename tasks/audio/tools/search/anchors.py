@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from retable.platform.errors import UserError
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Storage, write_file
 from retable.platform.store.weights import read_bytes
 from retable.platform.text import grouped
 from retable.tasks.audio.collect.recordings import read_recordings
@@ -76,7 +76,7 @@ def fit_file(file: Path, folder: Path, data: Sequence[str], storage: Storage) ->
     model = found.embedder()
     folds = {storage.read_json(f"data/audio/{name}/dataset.json").get("test_fold", FOLD) for name in data}
     heard = hear(model, folder, folds or found.about.get("test_folds") or {FOLD})
-    Storage.open(file.absolute().parent).write(file.name, with_anchors(before, fit(model, heard, own)))
+    write_file(file, with_anchors(before, fit(model, heard, own)))
     passed = Counter(row["category"] for row in listed(folder)[1] if row["category"] not in CLASSES)
     return Fitted({name: len(each) for name, each in heard.items()}, passed, len(own))
 

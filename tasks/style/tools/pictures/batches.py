@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from retable.platform.errors import UserError, disk_errors
 from retable.platform.models.predict import Job, expand, over_actors, plan
-from retable.platform.store.storage import Storage
+from retable.platform.store.storage import Storage, write_file
 from retable.tasks.style.files import images
 from retable.tasks.style.files.images import FORMATS, Picture, Pixels
 from retable.tasks.style.networks.transformer import chosen, is_file
@@ -279,7 +279,7 @@ def write_history(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
     """Write losses as a table: photograph, evaluation, total, content and style loss."""
     stream = io.StringIO()
     csv.writer(stream, lineterminator="\n").writerows([HISTORY, *rows])
-    Storage.open(path.absolute().parent).write(path.name, stream.getvalue().encode(errors="surrogateescape"))
+    write_file(path, stream.getvalue().encode(errors="surrogateescape"))
 
 
 def sheet(pictures: Sequence[tuple[str, Pixels]], columns: int = 4) -> Pixels:
