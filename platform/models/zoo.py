@@ -33,6 +33,11 @@ def zoo(task: str) -> dict[str, Path]:
     return {name: file for file in files for name in names(file)}
 
 
+def find_file(task: str, name: str) -> Path | None:
+    """Return the file that a name means: the one of that path, or that of a model in a task's zoo; None: neither."""
+    return Path(name) if Path(name).is_file() else zoo(task).get(name)
+
+
 def names(file: Path) -> list[str]:
     """Return the names of the models in a file: those in its metadata, else the file's name."""
     if file.suffix != ".safetensors":

@@ -7,8 +7,12 @@ entropy with zeros. Spawn keys are not padded, and the name of a stream keeps tw
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 
 def sequence(seed: int, stream: str, *where: int) -> np.random.SeedSequence:
@@ -30,3 +34,8 @@ def sequence(seed: int, stream: str, *where: int) -> np.random.SeedSequence:
 def generator(seed: int, stream: str, *where: int) -> np.random.Generator:
     """Return NumPy's generator of a stream at a place. Arguments and errors are those of `sequence`."""
     return np.random.default_rng(sequence(seed, stream, *where))
+
+
+def pick(options: Sequence[T], rng: np.random.Generator) -> T:
+    """Draw one of several, all alike."""
+    return options[int(rng.integers(len(options)))]

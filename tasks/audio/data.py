@@ -23,7 +23,7 @@ from retable.platform.execute.streams import stream
 from retable.platform.spec.arrays import Array
 from retable.platform.spec.task import Source
 from retable.platform.store.storage import Storage
-from retable.platform.train.seeds import generator
+from retable.platform.train.seeds import generator, pick
 from retable.platform.train.worker import share
 from retable.tasks.audio.collect.leaks import origin, read_listed
 from retable.tasks.audio.collect.recordings import AudioShards, Recording, read_recordings
@@ -179,7 +179,7 @@ class Recordings:
         """Return a caption, or with some probability one of its rewritten forms."""
         forms = _forms(recording, caption)
         if forms and random.random() < self.config.augmentation:
-            return forms[int(random.integers(len(forms)))]
+            return pick(forms, random)
         return recording.captions[caption]
 
     def _sounds(self, clips: Sequence[Clip]) -> Iterator[Array]:
@@ -203,9 +203,7 @@ def _forms(recording: Recording, caption: int) -> tuple[str, ...]:
     return recording.rewrites[caption] if augmented(recording) and caption < len(recording.rewrites) else ()
 
 
-def training_recordings(
-    recordings: Sequence[Recording], config: Config, listed: frozenset[int] = frozenset()
-) -> list[Recording]:
+def training_recordings(recordings: Sequence[Recording], config: Config, listed: frozenset[int]) -> list[Recording]:
     """Return the recordings that a run trains on: of its splits and corpora, without leaks unless it includes them.
 
     A leak is what could be known of a recording that is scored. Where the validation set is trained on, copies of its

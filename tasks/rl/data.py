@@ -290,18 +290,6 @@ def _digest(storage: Storage, info: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _verified(storage: Storage) -> dict[str, Any]:
-    """Return `dataset.json` of a data set whose files are those that it was written for.
-
-    Raises:
-        UserError: where the set is absent, unfinished or damaged.
-    """
-    info = provenance(storage)
-    if _digest(storage, info) != info["digest"]:
-        raise UserError(f"{storage}: {CHANGED}; {REMEDY}")
-    return info
-
-
 def _row_defects(table: pa.Table, info: Mapping[str, Any]) -> Iterator[str]:
     if len(table) != info["transitions"] or not len(table):
         yield f"{len(table)} rows, dataset.json says {info['transitions']}"
@@ -390,7 +378,10 @@ def read(storage: Storage) -> dict[str, Array]:
         UserError: where the set is absent, unfinished or damaged.
 
     """
-    return arrays(_table(storage, _verified(storage)))
+    info = provenance(storage)
+    if _digest(storage, info) != info["digest"]:
+        raise UserError(f"{storage}: {CHANGED}; {REMEDY}")
+    return arrays(_table(storage, info))
 
 
 def open_transitions(columns: Mapping[str, Array] | None, source: Source, configs: Sequence[Config]) -> Transitions:

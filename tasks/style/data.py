@@ -186,10 +186,15 @@ def prepare_picture(
         pixels = decode(data, round(ZOOM * size), name)
         rng = generator(key[0], CROPS, key[1])
         side = round(min(pixels.shape[:2]) / rng.uniform(1, ZOOM))
-        top, left = (int(rng.integers(length - side + 1)) for length in pixels.shape[:2])
-        pixels = images.square(pixels[top : top + side, left : left + side], size)
+        pixels = images.square(random_crop(pixels, side, rng), size)
         pixels = pixels[:, ::-1] if rng.integers(2) else pixels
     return np.ascontiguousarray(pixels[..., ::-1].transpose(2, 0, 1))
+
+
+def random_crop(pixels: Array, side: int, rng: np.random.Generator) -> Array:
+    """Return a square of a picture that lies anywhere in it."""
+    top, left = (int(rng.integers(length - side + 1)) for length in pixels.shape[:2])
+    return pixels[top : top + side, left : left + side]
 
 
 def pictures_at(positions: Array, count: int, seed: int) -> Array:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from retable.platform.errors import UserError
-from retable.platform.train.seeds import generator
+from retable.platform.train.seeds import generator, pick
 from retable.tasks.audio.collect import layouts
 from retable.tasks.audio.collect.files import decode
 from retable.tasks.audio.collect.recordings import Item, Recording, Waveform
@@ -150,8 +150,8 @@ def items(composition: Composition) -> list[Item]:
 def _alone(composition: Composition, chosen: Sequence[Clip], split: str, number: int) -> Item:
     """Return one recording, of a class drawn evenly, with captions that state the class."""
     rng = generator(composition.seed, "audio.alone", number)
-    sound = captions.pick(sorted({clip.sound for clip in chosen}), rng)
-    clip = captions.pick([clip for clip in chosen if clip.sound == sound], rng)
+    sound = pick(sorted({clip.sound for clip in chosen}), rng)
+    clip = pick([clip for clip in chosen if clip.sound == sound], rng)
     recording = replace(_labelled(composition, clip, split, number), file=f"alone-{number:06d}.wav", source="")
     return recording, partial(vary, clip.path, (composition.seed, number))
 
@@ -162,7 +162,7 @@ def _composed(composition: Composition, chosen: Sequence[Clip], split: str, numb
     there = {clip.sound for clip in chosen}
     possible = {sound: traits for sound, traits in TRAITS.items() if sound in there}
     scene = scenes.draw(rng, composition.seconds, possible, [s for s in AMBIENT if s in there], rooms=True)
-    parts = [captions.pick([clip for clip in chosen if clip.sound == event.sound], rng) for event in scene.events]
+    parts = [pick([clip for clip in chosen if clip.sound == event.sound], rng) for event in scene.events]
     words = {sound: LEXICON[sound] for sound in sorted(scene.sounds)}
     written = [captions.caption(scene, writer, words, captions.CLOTHO, rng) for writer in WRITERS[:5]]
     recording = Recording(

@@ -8,17 +8,15 @@ our own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 
+from retable.platform.train.seeds import pick
 from retable.tasks.audio.rewrite import rewriter
 from retable.tasks.audio.world.scenes import OPPOSITE, Claim, Event, Scene, Statement, relation
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -385,11 +383,6 @@ def write(
             text += f" {FILLERS[place]}" if len(text.split()) < 8 else ""
     text = _mistype(text, rng) if rng.random() < habits.typo else text
     return text[0].upper() + text[1:] + ("" if writer in ("terse", "title") else ".")
-
-
-def pick(options: Sequence[T], rng: np.random.Generator) -> T:
-    """Draw one of several, all alike."""
-    return options[int(rng.integers(len(options)))]
 
 
 def _piece(claim: Claim, writer: str, words: Words, rng: np.random.Generator) -> str:

@@ -224,15 +224,12 @@ def scaled(actions: Array, space: Spaces | None) -> tuple[Array, list[str], int 
     """
     outside = _outside(actions)
     beyond = int(outside.argmax()) if outside.any() else None
-    unit = space is None or bool((space.low == -1).all() and (space.high == 1).all())
-    if space is None or unit:
+    if space is None or ((space.low == -1).all() and (space.high == 1).all()):
         return actions, [], beyond
     middle, half = (space.high + space.low) / 2, (space.high - space.low) / 2
     mapped = ((actions - middle) / half).astype(np.float32)
-    outside, bounds = (
-        _outside(mapped),
-        f"the bounds of {space.environment}, [{space.low.min():g}, {space.high.max():g}]",
-    )
+    outside = _outside(mapped)
+    bounds = f"the bounds of {space.environment}, [{space.low.min():g}, {space.high.max():g}]"
     if not outside.any():
         return mapped, [f"actions are scaled to [-1, 1] from {bounds}"], None
     if beyond is None:
@@ -321,12 +318,13 @@ def published_as(path: Path) -> str:
     """Return which of D4RL's published files a file is, by its SHA-256, or which other set its name belongs to."""
     if entry := D4RL["files"].get(file_digest(path)):
         return f"D4RL's {entry['environment']} {entry['name'].removeprefix('d4rl-')}"
-    other = _other(path)
-    return f"by its name D4RL's {other}: not one that can be played here" if other else "not one of D4RL's files"
+    return _other(path) or "not one of D4RL's files"
 
 
-def _other(path: Path) -> str | None:
-    return next((what for names, what in OTHERS.items() if re.fullmatch(names, path.stem, re.IGNORECASE)), None)
+def _other(path: Path) -> str:
+    """Return to which of D4RL's sets that are not for us a file belongs by its name; "" where to none."""
+    other = next((what for names, what in OTHERS.items() if re.fullmatch(names, path.stem, re.IGNORECASE)), "")
+    return f"by its name D4RL's {other}: not one that can be played here" if other else ""
 
 
 def named_environment(path: Path) -> tuple[str | None, str]:
@@ -387,10 +385,7 @@ def identify(source: Path, environment: str | None, name: str | None) -> dict[st
         raise UserError(wrong)
     environment = environment or about.get("environment")
     if not environment or not name:
-        why = impostor(source, checksum)
-        if not why and (other := _other(source)):
-            why = f"{source}: by its name D4RL's {other}: not one that can be played here"
-        why = why or f"{source}: not a file that D4RL published"
+        why = impostor(source, checksum) or f"{source}: {_other(source) or 'not a file that D4RL published'}"
         raise UserError(f"{why}; to use it as your own data, give its environment and a name")
     check_name(source, name)
     return {

@@ -16,6 +16,8 @@ import cv2
 import numpy as np
 from jaxtyping import Float32, UInt8
 
+from retable.platform.train.seeds import pick
+
 Colour = tuple[float, float, float]
 Canvas = Float32[np.ndarray, "height width 3"]
 Plane = Float32[np.ndarray, "height width"]
@@ -100,7 +102,7 @@ ROCKS: tuple[Colour, ...] = ((0.30, 0.30, 0.34), (0.36, 0.28, 0.24), (0.20, 0.30
 def landscape(seed: int, split: int, number: int) -> UInt8[np.ndarray, "height width 3"]:
     """Return a picture: a function of seed, split (0 training, 1 test) and number, no two of which share numbers."""
     rng = np.random.default_rng([seed, VERSION, split, number])  # splits are 0 and 1, the clip's is 2: none are equal
-    return draw(rng, *SHAPES[int(rng.integers(len(SHAPES)))])
+    return draw(rng, *pick(SHAPES, rng))
 
 
 def draw(rng: np.random.Generator, height: int, width: int) -> UInt8[np.ndarray, "height width 3"]:
@@ -111,7 +113,7 @@ def draw(rng: np.random.Generator, height: int, width: int) -> UInt8[np.ndarray,
     canvas = np.zeros((height, width, 3), np.float32)
     canvas[:horizon] = sky(rng, light, (horizon, width), height, sun)
     ridges(rng, light, canvas[:horizon])
-    ground = colour(rng, GROUNDS[int(rng.integers(len(GROUNDS)))])
+    ground = colour(rng, pick(GROUNDS, rng))
     soil = horizon  # the row from which on there is ground
     if rng.random() < 0.5:
         water(rng, light, canvas, horizon, sun)
@@ -194,7 +196,7 @@ def sky(rng: np.random.Generator, light: Light, shape: tuple[int, int], height: 
 def ridges(rng: np.random.Generator, light: Light, canvas: Canvas) -> None:
     """Draw up to four ridges that end at the canvas' lower edge, the far ones hazy, some tall ones with snow."""
     horizon, width = canvas.shape[:2]
-    rock, count = colour(rng, ROCKS[int(rng.integers(len(ROCKS)))]), int(rng.integers(1, 5))
+    rock, count = colour(rng, pick(ROCKS, rng)), int(rng.integers(1, 5))
     tall, snowy = horizon * rng.uniform(0.15, 0.8), rng.random() < 0.5
     for layer in range(count):
         near = (layer + 1) / count

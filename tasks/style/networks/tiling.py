@@ -68,7 +68,7 @@ def stylise_tiled(
     tile: int,
     device: str | torch.device = "cpu",
     precision: Precision = "float32",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     statistics: Statistics | None = None,
 ) -> Image:
     """Stylise one image (1, 3, height, width) in host memory with only tiles of it on the device.
@@ -186,7 +186,7 @@ def _run(
     side: tuple[int, int],
     device: str | torch.device = "cpu",
     precision: Precision = "float32",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     statistics: Statistics | None = None,
 ) -> Image:
     """Apply the layers, each to all tiles of `side` (rows, columns in pixels of the image) before the next."""
@@ -200,7 +200,7 @@ def _walk(
     side: tuple[int, int],
     device: str | torch.device,
     precision: Precision,
-    progress: Callable[[int, int], None] | None,
+    progress: Callable[[int, int], None],
     statistics: Statistics | None,
 ) -> Image:
     x = network.enlarge(image.float().cpu()).contiguous(memory_format=torch.channels_last)
@@ -219,8 +219,7 @@ def _walk(
             if layer.norm is not None and statistics is None:
                 moments.add(result)
             done += 1
-            if progress is not None:
-                progress(done, total)
+            progress(done, total)
         if layer.norm is not None:
             measured = moments.result() if statistics is None else statistics[index]
             scale, shift = layer.scale_and_shift(*(value.to(layer.convolution.weight.device) for value in measured))

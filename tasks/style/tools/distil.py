@@ -28,6 +28,7 @@ from retable.platform.store import weights as files
 from retable.platform.store.storage import Storage
 from retable.platform.train.worker import autocast
 from retable.tasks.style.config import Squeezenet, Vgg19
+from retable.tasks.style.data import random_crop
 from retable.tasks.style.files import images
 from retable.tasks.style.networks import weights
 from retable.tasks.style.networks.backbones import BackboneNetwork, build
@@ -186,11 +187,7 @@ def distil(
 
 def crops(pictures: Sequence[Array], rng: np.random.Generator) -> Tensor:
     """Return random squares, (batch, 3, crop, crop) in [0, 1], with noise of random strength."""
-    made = []
-    for index in rng.integers(len(pictures), size=BATCH):
-        pixels = pictures[index]
-        top, left = (int(rng.integers(length - CROP + 1)) for length in pixels.shape[:2])
-        made.append(pixels[top : top + CROP, left : left + CROP])
+    made = [random_crop(pictures[index], CROP, rng) for index in rng.integers(len(pictures), size=BATCH)]
     batch = torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).float() / 255
     strength = torch.from_numpy(rng.uniform(0, NOISE, BATCH) * rng.integers(2, size=BATCH)).float()
     noise = torch.from_numpy(rng.standard_normal(batch.shape, np.float32))

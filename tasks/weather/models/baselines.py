@@ -107,11 +107,16 @@ def optical_flow(images: Array) -> Array:
     return mean.transpose(2, 0, 1)
 
 
+def kelvin(images: Float[Tensor, "batch channel inputs row column"]) -> Array:
+    """Return the infrared brightness temperatures of normalised images, on the CPU."""
+    temperatures: Array = images[:, INFRARED].float().cpu().numpy() * STD[INFRARED] + MEAN[INFRARED]
+    return temperatures
+
+
 @torch.no_grad()
 def motion(images: Float[Tensor, "batch channel inputs row column"]) -> Float[Tensor, "batch 2 row column"]:
     """Estimate the clouds' motion in normalised images, on the CPU and without gradients; see `optical_flow`."""
-    kelvin = images[:, INFRARED].float().cpu().numpy() * STD[INFRARED] + MEAN[INFRARED]
-    return torch.from_numpy(np.stack([optical_flow(sample) for sample in kelvin])).to(images.device)
+    return torch.from_numpy(np.stack([optical_flow(sample) for sample in kelvin(images)])).to(images.device)
 
 
 def pysteps() -> tuple[Any, Any]:
@@ -138,7 +143,7 @@ def extrapolate(
     The peer of `motion` and `advect`, with pysteps' own settings but for the border, which goes on beyond itself.
     """
     estimate, move = pysteps()
-    cold = WARMEST - (images[:, INFRARED].float().cpu().numpy() * STD[INFRARED] + MEAN[INFRARED])  # it tracks maxima
+    cold = WARMEST - kelvin(images)  # it tracks maxima
     moved = [
         move(field, estimate(sample), steps, map_coordinates_mode="nearest")
         for field, sample in zip(fields.cpu().numpy(), np.clip(cold, 0, WARMEST - COLDEST), strict=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from retable.platform import api
@@ -89,7 +88,7 @@ def _continued(start: str, storage: Storage) -> Config:
     Raises:
         UserError: where there is no such model, or a run is not finished.
     """
-    file = Path(start) if Path(start).is_file() else zoo.zoo("audio").get(start)
+    file = zoo.find_file("audio", start)
     if file is not None:
         data = read_bytes(file)
         found = read_export(data, start)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 from retable.platform import api
 from retable.platform.errors import UserError
@@ -36,15 +35,14 @@ def open_embedder(
     Raises:
         UserError: where there is none, the file is another's, or there is no such device.
     """
-    shipped = zoo.zoo("audio")
-    file = Path(name) if Path(name).is_file() else shipped.get(name)
+    file = zoo.find_file("audio", name)
     if file is not None:
         data, path = read_bytes(file), str(file.absolute())
         theirs = file.suffix != ".safetensors" and metadata(data) is None
         found = read_pair(data, path, say=say) if theirs else read_export(data, path)
         return found.embedder(device, words_alone)
     if not re.fullmatch("[0-9a-f]+|latest", name):
-        raise UserError(f"model {name}: no such file, no run, and none of the zoo's: {', '.join(shipped)}")
+        raise UserError(f"model {name}: no such file, no run, and none of the zoo's: {', '.join(zoo.zoo('audio'))}")
     run = api.load(name, storage, task="audio")
     about = {"scale": exported.scale_of(run)}
     return Exported(about, run.config, run.weights(), run.fingerprint).embedder(device, words_alone)

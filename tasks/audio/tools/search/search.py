@@ -332,7 +332,7 @@ def open_words(name: str, storage: Storage, device: str = "", whole: bool = Fals
     Raises:
         UserError: where there is no such model, or no such device.
     """
-    file = Path(name) if Path(name).is_file() else zoo.zoo("audio").get(name)
+    file = zoo.find_file("audio", name)
     found = read_words(file.absolute()) if file and device in ("", "cpu") and not whole else None
     if found:
         return found
@@ -438,9 +438,7 @@ def p_value(index: Index, hits: Sequence[Hit], embedder: Embedder | Words) -> fl
     return index.null.p_value(hits[0].score) if index.null and fits and hits else None
 
 
-def _found(
-    index: Index, queries: Float32[np.ndarray, "queries dimension"], count: int, whole: bool = False
-) -> nearest.Found:
+def _found(index: Index, queries: Float32[np.ndarray, "queries dimension"], count: int, whole: bool) -> nearest.Found:
     """Return the scores and numbers of the nearest segments: those that FAISS knows, and those added since.
 
     With `whole` all are compared, whatever FAISS would look into.

@@ -285,16 +285,17 @@ def _crr_field(_: Path, file: h5py.File) -> Field:
 
 
 def _bom_field(path: Path, file: h5py.File) -> Field:
-    minutes = (_number(file["valid_time"][()]) - _number(file["start_time"][()])) / 60
-    _check_minutes(path, minutes)
+    minutes = _minutes(path, _number(file["valid_time"][()]) - _number(file["start_time"][()]))
     return Field("precipitation", "accumulation", *_linear(file["precipitation"].attrs), minutes)
 
 
-def _check_minutes(path: Path, minutes: float) -> None:
-    """Refuse an accumulation without an interval, or whose interval is longer than the layout's step."""
+def _minutes(path: Path, seconds: float) -> float:
+    """Return an accumulation's minutes; refuse one without an interval, or one longer than the layout's step."""
+    minutes = seconds / 60
     if not 0 < minutes <= layout.STEP:
         needs = f"a rain rate of each quarter of an hour needs one of {layout.STEP} at most"
         raise UserError(f"{path}: an accumulation of {minutes:g} minutes; {needs}")
+    return minutes
 
 
 ODIM_MAPS = ("COMP", "IMAGE", "CVOL")
@@ -339,8 +340,7 @@ def _odim_meaning(path: Path, file: h5py.File, quantity: Quantity, dataset: str,
     minutes, relation = 0.0, None
     if quantity == "accumulation":
         start, end = (_moment(what[f"{name}date"], what[f"{name}time"]) for name in ("start", "end"))
-        minutes = (end - start).total_seconds() / 60
-        _check_minutes(path, minutes)
+        minutes = _minutes(path, (end - start).total_seconds())
     if "zr_a" in how and "zr_b" in how:
         relation = _number(how["zr_a"]), _number(how["zr_b"])
     scale, offset = _number(what.get("gain", 1.0)), _number(what.get("offset", 0.0))
@@ -368,8 +368,7 @@ def _knmi_field(path: Path, file: h5py.File) -> Field:
     minutes = 0.0
     if quantity == "accumulation":
         start, end = (_knmi_time(file, name) for name in ("start", "end"))
-        minutes = (end - start).total_seconds() / 60
-        _check_minutes(path, minutes)
+        minutes = _minutes(path, (end - start).total_seconds())
     return Field("image1/image_data", quantity, scale, offset, sentinels, minutes)
 
 
