@@ -206,7 +206,7 @@ def test_several_runs_submit_their_majority_vote(trained, tmp_path):
         forecasts = np.stack([forecast for _, _, forecast in read(tmp_path / f"{name}.zip")])
         votes.append(votes[-1] + forecasts.astype(int))
     for count in (2, 3):  # of two, a tie is rain
-        cli.submit(names[:count], tmp_path / "deep/vote.zip", storage.root, "test", 0, 0.5)
+        cli.submit(names[:count], tmp_path / "deep/vote.zip", storage.root, "test", 0, 0.5, overwrite=True)
         found = np.stack([forecast for _, _, forecast in read(tmp_path / "deep/vote.zip")])
         assert np.array_equal(found, votes[count] >= count / 2) and 0 < found.mean() < 1
     member = opened(names[0], storage.root, "test", 0, 0.5)
@@ -225,7 +225,7 @@ def test_epochs_of_one_run_vote_beside_other_runs(trained, epochs, tmp_path, cap
     storage, folder = trained
 
     def submitted(*runs, epoch=0):
-        cli.submit(list(runs), tmp_path / "vote.zip", storage.root, "test", epoch, 0.5)
+        cli.submit(list(runs), tmp_path / "vote.zip", storage.root, "test", epoch, 0.5, overwrite=True)
         return np.stack([forecast for _, _, forecast in read(tmp_path / "vote.zip")]).astype(int)
 
     alone = {each: submitted(each) for each in (f"{epochs}@1", f"{epochs}@2", epochs, folder.fingerprint)}
