@@ -268,7 +268,7 @@ def check(where: Storage | Path) -> list[str]:
     """
     if isinstance(where, Path) and not where.is_dir():
         return inspect(where)[0]
-    storage = where if isinstance(where, Storage) else Storage.open(where)
+    storage = Storage.open(where)
     try:
         info = provenance(storage)
         table = _table(storage, info)

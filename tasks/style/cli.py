@@ -279,6 +279,5 @@ def onnx(
 
     check_target(file, overwrite)
     data = pack(find_network(style, Storage.open(storage)), cast(Bits, int(bits)), opset)
-    with disk_errors(str(file)):
-        write_file(file, data)
+    write_file(file, data)
     console.print(f"{file}: {len(data) / 1e6:.2f} MB", markup=False)

@@ -31,7 +31,7 @@ def check(where: Storage | Path, show: Callable[[int, int], None] = lambda done,
             folder of sounds.
         show: called with the files done and in all.
     """
-    folder = where if isinstance(where, Storage) else Storage.open(where)
+    folder = Storage.open(where)
     try:
         if folder.exists("dataset.json"):
             return list(_check_dataset(folder, show))

@@ -81,7 +81,7 @@ def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda d
         progress: called now and then with the pictures done and in all.
 
     """
-    folder = where if isinstance(where, Storage) else Storage.open(where)
+    folder = Storage.open(where)
     sizes: dict[str, int] = {}
     crc32: dict[str, int | None] = {}
     defects = []

@@ -10,6 +10,7 @@ NaN and infinity stay what they are; minus infinity becomes infinity, as normali
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -174,7 +175,7 @@ def _mark(data: bytes) -> str | None:
 
 def _parquet(piece: Mapping[str, Any], frames: Frames, mark: str) -> bytes:
     satellite = piece["kind"] == "satellite"
-    sink, writer = pa.BufferOutputStream(), None
+    sink, writer = io.BytesIO(), None
     for start in range(piece["start"], piece["stop"], FRAMES_PER_GROUP):
         stop = min(start + FRAMES_PER_GROUP, piece["stop"])
         read = frames.satellite if satellite else frames.rate
@@ -196,5 +197,4 @@ def _parquet(piece: Mapping[str, Any], frames: Frames, mark: str) -> bytes:
         writer.write_table(pa.table([column], schema=schema), row_group_size=FRAMES_PER_GROUP)
     if writer is not None:
         writer.close()
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return sink.getvalue()

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import time
@@ -356,11 +357,10 @@ def _shard(heard: Sequence[tuple[File, Heard]], dimension: int) -> bytes:
 
 def _ipc(table: pa.Table) -> bytes:
     """Return a table as one uncompressed batch, which can be mapped into memory."""
-    sink = pa.BufferOutputStream()
+    sink = io.BytesIO()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return sink.getvalue()
 
 
 class Worker:
