@@ -6,8 +6,8 @@ STORAGE holds the tables that one machine filled (`retable reproduce --scale smo
 FOLDER. The nodes are processes of this machine, a head without CPUs and three with one each, and the bucket is a local
 server (moto). One table is trained by Ray Train groups of two workers, here and there: their numbers are compared, too.
 Weather's images are 16-bit numbers in a bucket (docs/tasks/weather_data.md), so this machine fills weather's tables in
-a bucket too. Every number must be equal but those of seconds. A job that ends badly is submitted again, as one would by hand. What
-came out is written to `benchmarks/results/cluster_tables.json`.
+a bucket too. Every number must be equal but those of seconds. A job that ends badly is submitted again, as one would by
+hand. What came out is written to `benchmarks/results/cluster_tables.json`.
 """
 
 from __future__ import annotations
