@@ -103,7 +103,15 @@ def test_a_task_whose_packages_are_not_installed_says_so_where_it_is_asked_for(r
     assert "pip install 'retable[audio]'" in shown and "Generate landscapes" in shown
 
 
-def test_a_command_that_is_interrupted_before_it_began_says_so_once(retable, monkeypatch):
+@pytest.fixture
+def shell():
+    """Have Ctrl-C mean what it does in a shell: it is ignored by what a script starts in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_command_that_is_interrupted_before_it_began_says_so_once(shell, retable, monkeypatch):
     """Ctrl-C while a plan is made: Ray, which announces it otherwise, is not there yet."""
 
     def pressed(*_, **__):
