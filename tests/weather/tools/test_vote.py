@@ -74,8 +74,8 @@ def test_the_vote_of_published_checkpoints_is_filled_and_submitted(cluster, tmp_
     voters = [f"{runs[voter.label].fingerprint}@{wanted[voter.label].epoch}" for voter in VOTERS]
     assert len({name.split("@")[0] for name in voters}) == 4  # epochs 4 and 5 of one run
     for transfer, asked in ((False, submission.CORE), (True, submission.TRANSFER)):
-        cli.submit(voters, tmp_path / "vote.zip", storage.root, transfer=transfer, threshold="0.5")
-        found = {(year, region): rain for year, region, rain in read(tmp_path / "vote.zip")}
+        cli.submit(voters, tmp_path / f"{transfer}.zip", storage.root, transfer=transfer, threshold="0.5")
+        found = {(year, region): rain for year, region, rain in read(tmp_path / f"{transfer}.zip")}
         assert sorted(found) == sorted(asked) and len(found) == (16 if transfer else 14)
-        assert submission.check(tmp_path / "vote.zip", asked, **ASKED) == []
+        assert submission.check(tmp_path / f"{transfer}.zip", asked, **ASKED) == []
         assert 0 < np.mean([rain.mean() for rain in found.values()]) < 1
