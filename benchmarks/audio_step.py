@@ -64,7 +64,7 @@ def rate(call: Callable[[Any], object], things: list[Any]) -> float:
 
 
 def config(**changes: Any) -> Config:
-    """Give what is trained."""
+    """Return the config that is trained."""
     if DEVICE == "cuda":
         audio, text = Passt(weights="random"), Untrained(family="roberta", width=768, depth=12, heads=12)
     else:

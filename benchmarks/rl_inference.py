@@ -55,7 +55,7 @@ def compare(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def ways_of_a_layer(sparsity: float, batch: int) -> dict[str, Callable[[], object]]:
-    """Give every way to compute one layer and its ReLU, from activations as that way holds them.
+    """Return every way to compute one layer and its ReLU, from activations as that way holds them.
 
     `inference.forward` holds them in blocks of columns, each of which is what the layer before has made.
     """
@@ -85,7 +85,7 @@ def ways_of_a_layer(sparsity: float, batch: int) -> dict[str, Callable[[], objec
 
 
 def ways_of_acting(learner: OfflineLearner, policy: str, batch: int) -> dict[str, Callable[[], object]]:
-    """Give the ways to act with one run's networks; BCQ chooses among 100 candidates, fewer where the batch is."""
+    """Return the ways to act with one run's networks; BCQ chooses among 100 candidates, fewer where the batch is."""
     weights, networks = unstack(learner.networks, 0), learner.networks
     reference = ReferenceBcq(STATES, ACTIONS)
     reference.load(weights)

@@ -1,4 +1,4 @@
-"""How trials of known seconds fill a cluster of nodes with one CPU, and what thousands of trials take of a driver.
+"""Use of a cluster of nodes with one CPU by trials of known seconds, and a driver's cost for thousands of trials.
 
 The nodes are processes of this machine, so their trials sleep: `efficiency` is the work done over slots and wall time,
 from the first step to the last; `at work` the same between the moment at which all slots had begun and the last

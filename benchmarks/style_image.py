@@ -132,7 +132,7 @@ class Tutorial:
 def ours(
     network: BackboneNetwork, pictures: tuple[Any, Any], scales: tuple[int, ...] = (), evaluations: int | None = None
 ) -> ImageOptimisation:
-    """Give version 1 with the tutorial's objective, perhaps begun at smaller sizes."""
+    """Return version 1 with the tutorial's objective, perhaps begun at smaller sizes."""
     objective = Objective(
         content_layers=(CONTENT,),
         style_layers=STYLE,
@@ -146,7 +146,7 @@ def ours(
 
 
 def vgg(pooling: Literal["average", "max"]) -> BackboneNetwork:
-    """Give VGG-19 with random weights."""
+    """Return VGG-19 with random weights."""
     return build(Vgg19(weights="random", pooling=pooling), 0, None)
 
 
@@ -194,7 +194,7 @@ def measure() -> dict[str, Any]:
 def coarse_to_fine(
     tutorial: Tutorial, network: BackboneNetwork, pictures: tuple[Any, Any], clock: float
 ) -> dict[str, float]:
-    """Say when ours, begun at half the size, reaches the tutorial's lowest loss; the losses are those at full size.
+    """Return when ours, begun at half the size, reaches the tutorial's lowest loss; losses are those at full size.
 
     Of runs of several lengths, half of each at either size, the one that is there soonest counts; seconds are its own,
     from the first evaluation at the small size to the one that reaches the goal.
@@ -224,7 +224,7 @@ def seconds_to(goal: float, job: ImageOptimisation) -> tuple[float, float]:
 
 
 def equal_loss(tutorial: Tutorial, job: ImageOptimisation, clock: dict[str, float]) -> dict[str, float]:
-    """Say when ours reaches the lowest loss that the tutorial's loop has come to, going on for as long again."""
+    """Return when ours reaches the lowest loss of the tutorial's loop; ours may take twice as many evaluations."""
     goal = min(tutorial.losses)
     needed = tutorial.losses.index(goal) + 1
     while job.losses[:, 0].min() > goal and len(job.losses) < 2 * EVALUATIONS:

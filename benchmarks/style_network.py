@@ -66,7 +66,7 @@ class Residual(nn.Sequential):
 
 
 def doubled(inputs: int, outputs: int, upsampling: str) -> nn.Module:
-    """Give a layer that doubles the resolution."""
+    """Return a layer that doubles the resolution."""
     if upsampling == "resize":
         return nn.Sequential(nn.Upsample(scale_factor=2), Convolution(inputs, outputs, 3))
     transposed = nn.ConvTranspose2d(inputs, outputs, 3, 2, padding=1, output_padding=1)
@@ -74,7 +74,7 @@ def doubled(inputs: int, outputs: int, upsampling: str) -> nn.Module:
 
 
 def plain(network: TransformerNetwork) -> nn.Module:
-    """Give the same network, which returns images times 255, as a plain chain of modules."""
+    """Return the same network, which returns images times 255, as a plain chain of modules."""
     f, upsampling = network.architecture.filters, network.architecture.upsampling
     made = nn.Sequential(
         Convolution(3, f, 9),
@@ -90,13 +90,13 @@ def plain(network: TransformerNetwork) -> nn.Module:
 
 
 def picture(shape: tuple[int, int]) -> Tensor:
-    """Give a photograph of a shape, on the device."""
+    """Return a photograph of a shape, on the device."""
     pixels = to_tensor(square(read(photographs()["mountain"]).pixels, 512))
     return nn.functional.interpolate(pixels, shape, mode="bicubic").clamp(0, 1).to(DEVICE)
 
 
 def untrained(upsampling: Any) -> TransformerNetwork:
-    """Give a network of random weights whose output has the contrast of a picture."""
+    """Return a network of random weights whose output has the contrast of a picture."""
     torch.manual_seed(0)
     network = TransformerNetwork(FILTERS, upsampling).eval().to(DEVICE)
     with torch.no_grad():
@@ -107,7 +107,7 @@ def untrained(upsampling: Any) -> TransformerNetwork:
 
 
 def ways(network: TransformerNetwork) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Give the ways to stylise, the reference first."""
+    """Return the ways to stylise, the reference first."""
     reference = plain(network)
 
     def eager(image: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def ways(network: TransformerNetwork) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 def onnx_way(network: TransformerNetwork) -> Callable[[Tensor], Tensor]:
-    """Give what onnxruntime makes of the network's file, on as many threads as PyTorch has."""
+    """Return the network's file in onnxruntime, on as many threads as PyTorch has."""
     import onnxruntime
 
     from retable.tasks.style.tools import onnx_file

@@ -113,7 +113,7 @@ def judge_network() -> BackboneNetwork:
 
 
 def read_networks(file: Path, label: str = "") -> Iterator[tuple[str, str, TransformerNetwork]]:
-    """Give a file's networks, one for each of its paintings: what it is called, the painting's name, the network."""
+    """Return a file's networks, one for each of its paintings: its label, the painting's name, the network."""
     found = styles(metadata(read_bytes(file)))
     if not set(found) <= set(assets.paintings()) or not found:
         raise UserError(f"{file}: its metadata name none of the paintings {', '.join(assets.paintings())}")
@@ -122,7 +122,7 @@ def read_networks(file: Path, label: str = "") -> Iterator[tuple[str, str, Trans
 
 
 def all_networks() -> Iterator[tuple[str, str, TransformerNetwork]]:
-    """Give the networks of the zoo, and the published ones that are there."""
+    """Return the networks of the zoo, and the published ones that are there."""
     for name, file in zoo("style").items():
         yield from read_networks(file, name)
     for name, stem in PUBLISHED.items():

@@ -68,7 +68,7 @@ STREAM = "style.zoo"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a painting's networks are trained with."""
+    """Settings with which a painting's networks are trained."""
 
     content: float
     """Goal of the content loss at relu4_1."""
@@ -341,7 +341,7 @@ def paint(
     rng: np.random.Generator,
     pace: float,
 ) -> dict[str, Tensor]:
-    """Give the losses of a network that learns a painting."""
+    """Return the losses of a network that learns a painting."""
     passed = heard(photographs)
     made = passed.made
     place = judges[0].place(photographs.shape[2:], rng)
@@ -385,7 +385,7 @@ def imitate(
     rng: np.random.Generator,
     pace: float,
 ) -> dict[str, Tensor]:
-    """Give the losses of a network that learns the teacher's results, and what a loss network sees of them."""
+    """Return the losses of a network that learns the teacher's results, and a loss network's features of them."""
     passed = heard(photographs)
     with heard.mixed():
         with torch.no_grad():
@@ -411,7 +411,7 @@ def even(
     rng: np.random.Generator,
     pace: float,
 ) -> dict[str, Tensor]:
-    """Give the losses of a network that is held to the teacher's results, but not to their lattice."""
+    """Return the losses of a network that is held to the teacher's results, but not to their lattice."""
     made = heard(photographs).made
     with torch.no_grad(), heard.mixed():
         aim = teacher(photographs).float()

@@ -70,7 +70,7 @@ class Config(Protocol):
 
     @property
     def epochs(self) -> int:
-        """How many epochs a run trains."""
+        """The number of epochs that a run trains."""
 
 
 class View(Protocol):

@@ -254,7 +254,7 @@ def counted(items: Iterable[T], show: Show, total: int) -> Iterator[T]:
 
 
 class _RateColumn(ProgressColumn):
-    """How much is done each second."""
+    """The rate of work, per second."""
 
     def __init__(self, unit: str) -> None:
         super().__init__()

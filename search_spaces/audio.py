@@ -1,4 +1,4 @@
-"""How PaSST hears (section 2.1): overlap of patches, length of a segment, and rows and columns left out in training."""
+"""PaSST's input (section 2.1): overlap of patches, length of a segment, rows and columns left out in training."""
 
 from ray import tune
 

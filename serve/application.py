@@ -54,7 +54,7 @@ Task = Annotated[str, _valid(check_servable)]
 
 @dataclass(frozen=True)
 class Deployment:
-    """How replicas of one class run."""
+    """Settings of a deployment: its class, and the resources and queue of each replica."""
 
     path: str
     """The class. A name: who deploys need not import it, which would take seconds and 300 MB."""

@@ -1,4 +1,4 @@
-"""What a GPU gives, by one command: `python -m benchmarks gpu [--part rl weather style audio] [--minutes 8] [--tiny]`.
+"""Checks and rates on a GPU: `python -m benchmarks gpu [--part rl weather style audio] [--minutes 8] [--tiny]`.
 
 Needs a recent PyTorch and the usual scientific packages, and no Ray, simulator, FAISS or network: learners, losses,
 stacks and the training loop run on data that are made in memory. Each part first checks that the GPU computes the right

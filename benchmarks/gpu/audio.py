@@ -66,7 +66,7 @@ WORDS = 11
 
 
 class Clips:
-    """What `Recordings` gives, in memory: batches of noise with captions, each of another recording; no validation."""
+    """Stand-in for `Recordings`, in memory: batches of noise with captions of different recordings; no validation."""
 
     source = SimpleNamespace(storage=None)
 

@@ -22,7 +22,7 @@ Value = float | str | bool
 
 @dataclass(frozen=True)
 class Where:
-    """Where and how large: what a part's steps need to know."""
+    """Place and size of a part's steps."""
 
     device: str
     tiny: bool

@@ -1,4 +1,4 @@
-"""How things are timed and compared, the same in every part."""
+"""Timing and comparison, the same in every part."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def peak_memory(where: Where) -> float:
 
 
 def free(where: Where) -> None:
-    """Give back what nothing holds any more, and count the peak of memory from here."""
+    """Free unused memory, and count the peak of memory from here."""
     gc.collect()
     if where.gpu:
         torch.cuda.empty_cache()

@@ -68,7 +68,7 @@ WAYS = ("float32", "tf32", "bfloat16", "float16")
 
 
 class Pictures:
-    """What `Photographs` gives, in memory: batches of the shipped photographs, shifted about, and pictures by name."""
+    """Stand-in for `Photographs`, in memory: batches of the shipped photographs, shifted, and pictures by name."""
 
     storage = None
 
@@ -460,7 +460,7 @@ def compiled_speeds(where: Where) -> Iterator[Step]:
 
 
 def rate_of(rate: str) -> Mapping[str, str]:
-    """Say which of the report's rates a training's speed is."""
+    """Return which of the report's rates a training's speed is."""
     return {f"style/{rate}": "images a second"}
 
 

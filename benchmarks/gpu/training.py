@@ -32,7 +32,7 @@ Work = Callable[[Worker, Any], dict[str, Tensor]]
 
 
 class Interrupted(Exception):
-    """What ends a training early, as a machine that goes away would."""
+    """Early end of a training, as by a machine that goes away."""
 
 
 def resumed(task: Task, configs: Sequence[Any], data: Any, where: Where) -> dict[str, Any]:

@@ -85,7 +85,7 @@ _notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
 
 
 def note(text: str) -> None:
-    """Tell the user of `retable predict` what is odd about the answer that is being made; a server tells nobody."""
+    """Add a note on the answer being made, which `retable predict` prints; a server prints none."""
     if (notes := _notes.get()) is not None and text:
         notes.append(text)
 

@@ -24,7 +24,7 @@ _EXAMPLE = f"{SHIPPED} shows how"
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What is known of one kind of machine."""
+    """Price and properties of one kind of machine."""
 
     hour: float
     """Money for an hour of a node."""

@@ -45,7 +45,7 @@ SHORT = 0.1
 
 @dataclass(frozen=True)
 class Learnt:
-    """How long a task's trainings took, measured by its own estimate."""
+    """Duration of a task's trainings, relative to the task's own estimate."""
 
     factor: float
     """Seconds of a core that were measured for each that the task estimates: the median of runs."""

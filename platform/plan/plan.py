@@ -143,7 +143,7 @@ class Combining:
 
     @property
     def view(self) -> View:
-        """How the joined predictions are scored."""
+        """The view that scores the joined predictions."""
         return override(self.members[0].view, self.row.view)
 
     def reads(self, member: Scoring) -> Sequence[View]:

@@ -103,7 +103,7 @@ class Paper:
 
     @property
     def counts(self) -> Mapping[Status, int]:
-        """How many claims have each verdict."""
+        """Number of claims by verdict."""
         return forms.counts([claim for section in join(self.results) for claim, _ in section.claims])
 
     @property

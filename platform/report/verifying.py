@@ -112,7 +112,7 @@ def _sent(unpacked: Storage, run: str) -> _Sent:
 
 @contextmanager
 def _data_of(storage: Storage, place: Storage, sent: Sequence[_Sent]) -> Iterator[None]:
-    """Give a local storage access to the datasets and imported weights of another one, while the block runs.
+    """Link the datasets and imported weights of another storage into a local one, while the block runs.
 
     Raises:
         UserError: where one is no local storage, and only the other holds a dataset.

@@ -79,7 +79,7 @@ class Member(Protocol):
 
     @property
     def view(self) -> OwnView:
-        """How the row reads its run."""
+        """The view under which the row reads its run."""
 
     @property
     def metrics(self) -> Mapping[str, float]:

@@ -144,7 +144,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(Generic[C, D]):
-    """How a task obtains its data."""
+    """Source of a task's data: how they are made, prepared and read."""
 
     where: Callable[[C], str]
     """Config -> the data set's folder, relative to `<storage>/data/`."""
@@ -348,7 +348,7 @@ def check_new(target: Storage, replace: bool) -> None:
 
 @contextmanager
 def new_data(storage: Storage, *words: str, replace: bool) -> Iterator[Storage]:
-    """Give the folder of a data set, which is made in the block; no other command makes it meanwhile.
+    """Yield the folder of a new data set; the block makes it, and no other command does meanwhile.
 
     Raises:
         UserError: as `data_folder` and `check_new` do.

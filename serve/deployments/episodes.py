@@ -31,7 +31,7 @@ class Stopped(Exception):
 
 
 class Film:
-    """What was seen of an episode, in the plane in which its bodies are spread out.
+    """Film of an episode, in the plane in which its bodies are spread out.
 
     Each visible body is a line of some width, with or without round ends.
     """

@@ -30,7 +30,7 @@ NICE = 15
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is to be done with a video."""
+    """Order to stylise a video."""
 
     sha256: str
     """Of the style's file."""

@@ -1,1 +1,1 @@
-"""What is served, and how: models chosen, addresses, `retable serve` and its server on Ray."""
+"""Launch: the choice of models, addresses, `retable serve` and its server on Ray."""

@@ -1,4 +1,4 @@
-"""Where the server listens, under which names it answers, and the token that it asks for."""
+"""Address of the server: host, port, accepted host names, and the token that it asks for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server listens, and the token that it asks for."""
+    """Host and port of the server, and the token that it asks for."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """What clients open."""
+        """URL that clients open."""
         host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{self.prefix.rstrip('/')}"
 

@@ -1,4 +1,4 @@
-"""What an audio run is: data, two encoders, their training. The defaults are the paper's values, its faults put right.
+"""Config of an audio run: data, two encoders, their training. Defaults: the paper's values, its faults corrected.
 
 Source: Primus, Koutini and Widmer 2023, *CP-JKU's Submission to Task 6b of the DCASE2023 Challenge*, and its code.
 Where paper and code differ, the difference is a value of a field; `PAPER` chooses what the paper's rows were trained
@@ -231,7 +231,7 @@ PAPER: dict[str, object] = {
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """How a trained run is read: which epoch, and on which recordings."""
+    """View of a trained run: which epoch, and on which recordings."""
 
     epoch: int = 0
     """The epoch whose weights embed, counted from 1; 0 is the last (with patience: the best)."""

@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Clip:
-    """What a batch takes of a recording: samples or frames from `start` to `stop`."""
+    """Part of a recording in a batch: samples or frames from `start` to `stop`."""
 
     recording: int
     start: int

@@ -1,4 +1,4 @@
-"""How figure 2 is drawn."""
+"""Drawing of figure 2."""
 
 from __future__ import annotations
 

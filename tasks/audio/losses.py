@@ -27,5 +27,5 @@ def contrastive(
 
 
 def same_recording(recording: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
-    """Say which pairs of rows show the same recording."""
+    """Return which pairs of rows show the same recording."""
     return recording[:, None] == recording[None, :]

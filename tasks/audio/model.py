@@ -22,7 +22,7 @@ ON_MELS = "audio.on_mels"
 
 
 class Encoders(Protocol):
-    """What embeds recordings and captions as vectors of one space: `DualEncoder`, and `clap.ClapNetwork`."""
+    """Encoders of recordings and captions into one space: `DualEncoder`, and `clap.ClapNetwork`."""
 
     def embed_audio(self, audio: Tensor, lengths: Tensor, features: str) -> Tensor:
         """Embed recordings; see `DualEncoder.embed_audio`."""

@@ -1,4 +1,4 @@
-"""How a trained run is read: captions of a split against its recordings, and the scores of these similarities.
+"""Predictions of a trained run: similarities of a split's captions and recordings, and their scores.
 
 A shard is a block of captions against all recordings of the split, so predictions of any size are made, joined and
 scored in bounded memory.

@@ -23,7 +23,7 @@ ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How actions are chosen."""
+    """Options for choosing actions."""
 
     seed: int = 0
     """Of the candidates that BCQ draws: block b of 256 rows draws with seed + b, the first as the server does."""

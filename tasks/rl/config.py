@@ -1,4 +1,4 @@
-"""What an offline-RL run is: data, algorithm, pruning. The defaults are the paper's values.
+"""Config of an offline-RL run: data, algorithm, pruning. The defaults are the paper's values.
 
 Source: Arnob et al. 2021, *Single-Shot Pruning for Offline Reinforcement Learning*, section 4; what it leaves open
 follows the code it builds on (continuous BCQ of Fujimoto et al. 2019; BC as in BEAR, Kumar et al. 2019).
@@ -25,7 +25,7 @@ class Dense:
 
 @dataclass(frozen=True, kw_only=True)
 class Pruning:
-    """What all ways to prune have in common."""
+    """Fields that all pruning methods share."""
 
     sparsity: float = 0.95
     networks: Literal["all", "actor", "critic", "vae"] = added("all")
@@ -37,7 +37,7 @@ class Pruning:
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring(Pruning):
-    """What ways to prune by scores on one batch have in common."""
+    """Fields that pruning methods with scores on one batch share."""
 
     iterations: int = added(1)
     """Rounds in which weights are removed, a density `(1 - sparsity) ** (round / iterations)` being left after each:
@@ -166,7 +166,7 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """How a trained run is read: which policy of the same networks, at which epoch, over how many episodes."""
+    """View of a trained run: which policy of the same networks, at which epoch, over how many episodes."""
 
     policy: Literal["bcq", "bc"] = "bcq"
     epoch: int = 0

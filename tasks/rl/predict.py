@@ -1,4 +1,4 @@
-"""How a trained run is read: rollouts in the simulator, and scores."""
+"""Predictions of a trained run: rollouts in the simulator, and scores."""
 
 from __future__ import annotations
 

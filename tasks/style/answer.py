@@ -20,7 +20,7 @@ from retable.tasks.style.tools.pictures.stylise import NetworkStyle
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How photographs are painted; as `retable style image` does."""
+    """Options for stylising photographs, as of `retable style image`."""
 
     size: int = 0
     """Pixels of the longer side; 0: the photograph's."""

@@ -1,4 +1,4 @@
-"""What a style-transfer run is: version 1 optimises an image, version 2 trains a network. Defaults follow the paper.
+"""Config of a style run: version 1 optimises an image, version 2 trains a network. Defaults follow the paper.
 
 Source: Shen and Wang, *Style Transfer of Images and Videos*, section IV. The paper prints no weights, learning rates,
 iteration counts or batch sizes; what it leaves open follows Gatys et al. 2016 and the PyTorch tutorial (version 1) and
@@ -27,7 +27,7 @@ Criterion = Literal["mse", "l1", "smooth_l1", "huber"]
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """What all backbones have in common."""
+    """Fields that all backbones share."""
 
     weights: str = "imagenet"
     """imagenet: torchvision's; small: half the filters up to relu3_1, trained to see as VGG-19 does, a file that comes
@@ -67,7 +67,7 @@ Backbone = Vgg19 | Vgg16 | Alexnet | Squeezenet
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What is minimised: content, style and total-variation losses on a backbone's layers."""
+    """Objective: content, style and total-variation losses on a backbone's layers."""
 
     content_layers: tuple[str, ...] = ("stage4",)
     """`stage1` .. `stage5`, or a layer by name, such as `relu3_3` or `conv4_2`."""
@@ -320,7 +320,7 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """How a trained run is read: which photographs a network stylises, and how its result is judged."""
+    """View of a trained run: which photographs a network stylises, and how its result is judged."""
 
     epoch: int = 0
     """The epoch whose weights (or image) are read, counted from 1; 0 is the last."""

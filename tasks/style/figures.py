@@ -1,4 +1,4 @@
-"""How the figures are drawn."""
+"""Drawing of the figures."""
 
 from __future__ import annotations
 

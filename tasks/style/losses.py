@@ -44,7 +44,7 @@ SPIKE = 8.0
 
 
 class Targets(NamedTuple):
-    """What an image is compared with; a layer's name maps to its target."""
+    """Targets of an image's losses, by layer."""
 
     content: Mapping[str, Features]
     """Features of one content image, or of one per sample; none: no content loss."""

@@ -1,4 +1,4 @@
-"""How a trained style is read: the pictures it makes, and how another network judges them."""
+"""Predictions of a trained style: the pictures it makes, and another network's scores of them."""
 
 from __future__ import annotations
 

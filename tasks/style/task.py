@@ -1,4 +1,4 @@
-"""What the platform needs to train, predict and score; `__init__.py` has what `retable list` shows."""
+"""The task as the platform trains, predicts and scores it; `__init__.py` has what `retable list` shows."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ NOT_NAMED = "not named"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the files do not say."""
+    """Options that the files do not hold."""
 
     format: Literal["npz", "netcdf"] = "npz"
     region: str = ""

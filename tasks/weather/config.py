@@ -1,4 +1,4 @@
-"""What a weather run is: data, model, loss, optimiser. The defaults are the paper's values, its faults put right.
+"""Config of a weather run: data, model, loss, optimiser. Defaults: the paper's values, its faults corrected.
 
 Source: Belousov, Polezhaev, Pulfer 2022, *Solving the Weather4cast Challenge via Visual Transformers for 3D Images*,
 and the code it builds on. Where paper or code are wrong, the fault is a value of a field; `PAPER` chooses all of them.
@@ -111,7 +111,7 @@ class Retrieval:
 
 @dataclass(frozen=True, kw_only=True)
 class Climatology:
-    """How often it rained at each pixel of each region in the training set."""
+    """Frequency of rain at each pixel of each region in the training set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +292,7 @@ PAPER_VIVIT = {**PAPER, "model": "vivit", "model.enlarge": "nearest"}
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """How a trained run is read: which epoch, on which split, and where rain begins."""
+    """View of a trained run: which epoch, on which split, and the threshold of rain."""
 
     epoch: int = 0
     """The epoch whose weights forecast, counted from 1; 0 is the last (with patience: the best)."""

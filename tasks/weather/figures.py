@@ -1,4 +1,4 @@
-"""How figure 1 and the verification are drawn."""
+"""Drawing of figure 1 and the verification."""
 
 from __future__ import annotations
 

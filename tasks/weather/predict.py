@@ -1,4 +1,4 @@
-"""How a trained run is read: forecasts of the test sequences, their scores, and what a threshold is tuned on."""
+"""Predictions of a trained run: forecasts of sequences, their scores, and histograms that tune a threshold."""
 
 from __future__ import annotations
 

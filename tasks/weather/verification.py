@@ -1,4 +1,4 @@
-"""How good forecasts are, with intervals: by lead time, place, scale, threshold and probability.
+"""Verification of forecasts, with intervals: by lead time, place, scale, threshold and probability.
 
 It follows from the summaries that scoring keeps (`metrics.summarise`). Intervals are 95 %
 percentile intervals over sequences, drawn with replacement within each shard (Efron and Tibshirani 1993, section 13.3),

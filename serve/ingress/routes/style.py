@@ -110,7 +110,7 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
 
     @app.get("/v1/jobs/{id}", responses={200: _JOB})
     async def job(id: str) -> Response:
-        """Say how far a job is: queued, running, done, failed (`detail` says why) or cancelled."""
+        """Return how far a job is: queued, running, done, failed (`detail` says why) or cancelled."""
         return respond(await ask("jobs", "call", "status", id))
 
     @app.get("/v1/jobs/{id}/file", **files(*MEDIA.values(), ranged=True))

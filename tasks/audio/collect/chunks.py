@@ -1,4 +1,4 @@
-"""Where the samples of a WAV or AU lie, whatever its header says: sizes never updated, files that were joined.
+"""Byte ranges of the samples in a WAV or AU, despite wrong headers: sizes never updated, files that were joined.
 
 A recorder that loses its power leaves a size of before, and of WAVs that were joined byte by byte each has a header of
 its own. libsndfile reads what the first header says. Here the chunks are followed to the end of the file.

@@ -75,7 +75,7 @@ GAPS = 3
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself; its length may be a guess, or that of its first part."""
+    """Header of a sound file; its length may be a guess, or that of its first part."""
 
     seconds: float
     rate: int
@@ -170,7 +170,7 @@ def decode(
 
 @dataclass
 class Remarks:
-    """What is odd about a file that was decoded."""
+    """Oddities of a file that was decoded."""
 
     lost: list[tuple[float, float]] = field(default_factory=list)
     """Seconds, from and to, that are missing or cannot be decoded; silence stands for them."""

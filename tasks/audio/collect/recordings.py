@@ -151,7 +151,7 @@ def write_dataset(
 
 @dataclass(frozen=True)
 class Written:
-    """What lies in the shards of a data set."""
+    """Contents of a data set's shards."""
 
     recordings: list[Recording]
     shards: dict[str, list[str]]

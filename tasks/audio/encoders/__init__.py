@@ -1,1 +1,1 @@
-"""What turns recordings and captions into vectors, and the weights that others trained for it."""
+"""Encoders of recordings and captions, and weights that others trained for them."""

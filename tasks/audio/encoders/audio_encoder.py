@@ -91,7 +91,7 @@ class AudioEncoder(nn.Module):
         return placed, counts
 
     def _spectrogram(self, pieces: Tensor, features: str) -> Float[Tensor, "segment band frames"]:
-        """Give what the network takes, masked in training."""
+        """Return the network's input, masked in training."""
         log_mel = self._log_mel(pieces, features)
         if self.training:
             log_mel = mask(log_mel, self.config.frequency_mask, self.config.time_mask)

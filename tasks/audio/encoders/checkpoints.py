@@ -99,7 +99,7 @@ def passt_layout(tensors: Mapping[str, Tensor]) -> Passt:
 
 
 def _deit_layout(tensors: Mapping[str, Tensor], audio: Passt) -> Passt:
-    """Give the network that DeiT's tensors make at the strides and frames of `audio`."""
+    """Return the network that DeiT's tensors make at the strides and frames of `audio`."""
     width = tensors["pos_embed"].shape[2]
     return dataclasses.replace(audio, width=width, depth=_depth(tensors), heads=_heads(width))
 
@@ -154,7 +154,7 @@ def adapt(deit: Mapping[str, Tensor], audio: Passt) -> dict[str, Tensor]:
 
 
 def imagenet() -> Weights:
-    """Give timm's DeiT, trained on ImageNet: from the hub's cache, else downloaded to it.
+    """Return timm's DeiT, trained on ImageNet: from the hub's cache, else downloaded to it.
 
     Raises:
         UserError: where it cannot be downloaded.
@@ -191,7 +191,7 @@ def stored(audio: Passt | Cnn14, storage: Storage) -> Weights:
 
 
 def _published(name: str, storage: Storage) -> str:
-    """Say the digest of a published checkpoint that was imported."""
+    """Return the digest of a published checkpoint that was imported."""
     path = f"weights/{name}.json"
     if not storage.exists(path):
         file, place = PUBLISHED[name]
@@ -268,7 +268,7 @@ def import_file(file: Path, storage: Storage, part: str = "", say: Callable[[str
 
 
 def _variant(file: Path, weights: Weights, layout: Passt | None) -> str:
-    """Say which published checkpoint a file is, by its name: layouts of several are the same.
+    """Return which published checkpoint a file is, by its name: layouts of several are the same.
 
     Raises:
         ValueError: where the layout is not that checkpoint's.
@@ -286,7 +286,7 @@ def _variant(file: Path, weights: Weights, layout: Passt | None) -> str:
 
 
 def recognise(state: Mapping[str, Tensor]) -> tuple[Weights, Passt | None]:
-    """Say what weights a state dict is; with PaSST's sizes where it is one.
+    """Return the kind of weights in a state dict; with PaSST's sizes where it is one.
 
     Raises:
         ValueError: where it is of no known layout.
@@ -318,7 +318,7 @@ def _without(state: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]:
 
 
 def _deit_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give the tensors of DeiT's that fit each other: PaSST's but for patches and positions."""
+    """Return the tensors of DeiT's that fit each other: PaSST's but for patches and positions."""
     if tensors["pos_embed"].ndim != 3:
         raise ValueError("positions are not of three dimensions")
     tokens, width = tensors["pos_embed"].shape[1:]
@@ -344,5 +344,5 @@ def _check_front_end(state: Mapping[str, Tensor]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Say in a line why something could not be downloaded."""
+    """Return in a line why something could not be downloaded."""
     return (str(error).splitlines() or [type(error).__name__])[0]

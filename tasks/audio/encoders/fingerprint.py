@@ -1,4 +1,4 @@
-"""What tells one trained network from any other: a hash of its weights and of the settings they compute with."""
+"""Fingerprint of a trained network: a hash of its weights and of the settings that they compute with."""
 
 from __future__ import annotations
 

@@ -27,21 +27,21 @@ BAND = (0.0, 15000.0)
 
 
 def frames_of(samples: int) -> int:
-    """Say how many frames a waveform gives: 1000 for 10 s; one of under 16 ms is padded and gives 2."""
+    """Return the number of frames of a waveform: 1000 for 10 s; one of under 16 ms is padded and has 2."""
     return 1 + max(samples - 1, FFT // 2 + 1) // HOP
 
 
 def power_spectrum(
     waveform: Float[Tensor, "batch samples"], window: Float[Tensor, " window"]
 ) -> Float[Tensor, "batch bin frames"]:
-    """Give |STFT|^2: frames are centred, the ends are reflected; a waveform too short to be reflected gets zeros."""
+    """Return |STFT|^2: frames are centred, the ends are reflected; a waveform too short to be reflected gets zeros."""
     padded = F.pad(waveform, (0, max(0, FFT // 2 + 1 - waveform.shape[-1])))
     spectrum = torch.stft(padded, FFT, HOP, len(window), window, pad_mode="reflect", return_complex=True)
     return spectrum.real.square().addcmul_(spectrum.imag, spectrum.imag)  # a sum over two is many times as slow
 
 
 def kaldi_bank(lowest: float, highest: float) -> Float[Tensor, "band bin"]:
-    """Give Kaldi's triangles, linear in mel and all of height 1; the bin at half the sample rate counts nowhere."""
+    """Return Kaldi's triangles, linear in mel and all of height 1; the bin at half the sample rate counts nowhere."""
     mels = 1127 * torch.log1p(torch.arange(FFT // 2, dtype=torch.float64) * SAMPLE_RATE / FFT / 700)
     low, high = (1127 * math.log1p(frequency / 700) for frequency in (lowest, highest))
     step = (high - low) / (BANDS + 1)
@@ -70,7 +70,7 @@ class Mel(nn.Module):
     def forward(
         self, waveform: Float[Tensor, "batch samples"], band: tuple[float, float] | None = None
     ) -> Float[Tensor, "batch band frames"]:
-        """Give `frames_of(samples)` frames; `band` is the lowest and highest frequency where they are not `BAND`."""
+        """Return `frames_of(samples)` frames; `band` is the lowest and highest frequency where they are not `BAND`."""
         with torch.no_grad(), torch.autocast(waveform.device.type, enabled=False):
             waveform = waveform.float()
             emphasised = waveform[:, 1:] - PRE_EMPHASIS * waveform[:, :-1]

@@ -21,12 +21,12 @@ PATCH = 16
 
 
 def grid(config: Passt) -> tuple[int, int]:
-    """Say for how many rows (frequency) and columns (time) of patches there are positions."""
+    """Return for how many rows (frequency) and columns (time) of patches there are positions."""
     return (BANDS - PATCH) // config.stride + 1, config.frames // config.stride
 
 
 def columns_of(frames: int, stride: int) -> int:
-    """Say how many columns of patches a spectrogram gives; none where it is shorter than a patch."""
+    """Return how many columns of patches a spectrogram has; 0 where it is shorter than a patch."""
     return max(0, (frames - PATCH) // stride + 1)
 
 

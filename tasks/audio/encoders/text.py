@@ -62,7 +62,7 @@ class TextEncoder(nn.Module):
     def forward(
         self, ids: Int[Tensor, "caption token"], mask: Bool[Tensor, "caption token"]
     ) -> Float[Tensor, "caption width"]:
-        """Give the last hidden state of each caption: the class token's, or the mean; no layer follows."""
+        """Return the last hidden state of each caption: the class token's, or the mean; no layer follows."""
         hidden: Tensor = self.network(input_ids=ids, attention_mask=mask.long()).last_hidden_state
         if self.pooling == "class":
             return hidden[:, 0]

@@ -128,7 +128,7 @@ def is_published(info: Mapping[str, Any]) -> bool:
 
 
 def describe(info: Mapping[str, Any]) -> str:
-    """Say in one clause where a data set comes from, for reports."""
+    """Return in one clause where a data set comes from, for reports."""
     training, test = info["rows"]["training"], info["rows"]["test"]
     extent = f"{training:,} recordings to train on ({info['seconds'] / 3600:.1f} h in all), {test:,} to test"
     what = {"generated": "generated sounds and captions", "own": "own recordings"}.get(info["kind"])

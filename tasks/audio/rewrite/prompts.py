@@ -1,4 +1,4 @@
-"""What a language model is asked to do with a caption, and what is made of its answer.
+"""Prompts that ask a language model to rewrite a caption, and the parsing of its answers.
 
 Source: Primus, Koutini and Widmer 2023, Table 1, and its code, which asks the same with "sound events" for "sound
 event" and curly quotes round "heard" and "recorded" (`Wording`; of its question about captions without keywords only
@@ -58,7 +58,7 @@ QUOTES = ('""', "''", "“”", "‘’", "«»", "„“", "「」", "``")
 
 @dataclass(frozen=True)
 class Parsed:
-    """What an answer held."""
+    """Contents of an answer."""
 
     captions: tuple[str, ...]
     """At most five, all different, none the caption itself."""
@@ -153,7 +153,7 @@ def _unnumbered(lines: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _are_indices(numbers: list[re.Match[str]], lines: int) -> bool:
-    """Say whether numbers without a mark at the head of lines count the lines, not what is heard.
+    """Return whether numbers without a mark at the head of lines count the lines, not what is heard.
 
     Indices are 1, 2, 3, ...; and either there are as many as were asked for, or behind one a sentence begins, with a
     capital letter, an article or a count: "1 A dog barks", not "1 dog barks". A single one is none among other lines,
@@ -186,7 +186,7 @@ def _strip(line: str) -> tuple[bool, str]:
 
 
 def _defect(line: str, caption: str, kept: list[str]) -> str:
-    """Say why a line is no rewritten caption; empty if it is one."""
+    """Return why a line is no rewritten caption; empty if it is one."""
     lower = line.casefold().replace("’", "'")
     if sum(letter.isalpha() for letter in line) < 3:
         return "no words"

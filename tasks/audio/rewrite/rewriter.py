@@ -262,7 +262,7 @@ def _form(tree: Piece | Pair, extra: Sequence[str], how: Rules, rng: random.Rand
 
 
 def _join(tree: Piece | Pair, style: str, rng: random.Random, inner: bool = False) -> str:
-    """Say a tree in one style; "first" and turned orders are kept to the outermost pair."""
+    """Word a tree in one style; "first" and turned orders are kept to the outermost pair."""
     if isinstance(tree, Piece):
         return _say(tree, style, rng)
     first, second = _join(tree.first, style, rng, True), _join(tree.second, style, rng, True)
@@ -272,7 +272,7 @@ def _join(tree: Piece | Pair, style: str, rng: random.Random, inner: bool = Fals
 
 
 def _say(piece: Piece, style: str, rng: random.Random) -> str:
-    """Say a piece with other words; without style, in the form that it has."""
+    """Word a piece differently; without style, in the form that it has."""
     if not piece.verb:
         return _swap(piece.text, rng)
     style = style or piece.form

@@ -20,7 +20,7 @@ from retable.tasks.audio.rewrite.prompts import WANTED, parse, words
 
 @dataclass(frozen=True)
 class Variation:
-    """What was made of one caption."""
+    """Rewritten forms of one caption."""
 
     idx: int
     """The caption's place among all that are rewritten: 5 * recording + caption in Clotho."""
@@ -38,7 +38,7 @@ class Variation:
 
 
 def augmented(recording: Recording) -> bool:
-    """Say whether a recording's captions are rewritten: those of Clotho's training set, as in the paper."""
+    """Return whether a recording's captions are rewritten: those of Clotho's training set, as in the paper."""
     return recording.corpus == "clotho" and recording.split == "training"
 
 
@@ -74,7 +74,7 @@ def write(path: Path, variations: Sequence[Variation]) -> None:
 
 
 def fill(recordings: Sequence[Recording], variations: Sequence[Variation]) -> tuple[list[Recording], int]:
-    """Give recordings their rewritten captions, and return them with the number of captions that have some.
+    """Add rewritten captions to recordings; return these, and the number of captions that have some.
 
     Captions are found by file name and words, not by place: a copy of Clotho with other files left out, or in another
     order, takes the same file.
@@ -91,7 +91,7 @@ def fill(recordings: Sequence[Recording], variations: Sequence[Variation]) -> tu
 
 
 def carry_over(before: Sequence[Recording], recordings: Sequence[Recording]) -> tuple[list[Recording], int]:
-    """Give recordings the rewritten forms that they had in an earlier data set; see `fill`."""
+    """Add to recordings the rewritten forms that they had in an earlier data set; see `fill`."""
     known = [
         Variation(0, each.file, caption, "", None, forms, "", {})
         for each in filter(augmented, before)

@@ -1,1 +1,1 @@
-"""What serves no table: searching one's own recordings, models of others, the challenge's submission files."""
+"""Tools that no table needs: search of one's own recordings, models of others, the challenge's submission files."""

@@ -60,7 +60,7 @@ class Clip:
 
 @dataclass(frozen=True, kw_only=True)
 class Composition:
-    """What to compose."""
+    """Settings of a composition."""
 
     folder: Path
     """Holds one CSV with the columns filename, fold, category (and src_file), and the sounds in it or in `audio/`."""

@@ -252,7 +252,7 @@ PLURAL = frozenset({"people", "feet"})
 
 @dataclass(frozen=True)
 class Habits:
-    """How carefully a corpus was written: probabilities."""
+    """Habits of a corpus' writers: probabilities."""
 
     background_omitted: float = 0.4
     event_omitted: float = 0.1
@@ -386,7 +386,7 @@ def write(
 
 
 def _piece(claim: Claim, writer: str, words: Words, rng: np.random.Generator) -> str:
-    """Say one claim: subject, verb and what is stated of them, in the writer's form."""
+    """Word one claim: subject, verb and what is stated of them, in the writer's form."""
     subject, verb = pick(words.subjects, rng), pick(words.verbs, rng)
     plural = is_plural(subject)
     adjective, adverbs = "", list[str]()

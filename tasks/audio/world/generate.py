@@ -31,7 +31,7 @@ from retable.tasks.audio.world.sounds import SOUNDS, Recorder, render
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """How many recordings there are of each kind, and how long they are in seconds."""
+    """Number of recordings of each kind, and their length in seconds."""
 
     name: str
     clotho: tuple[int, int, int]
@@ -46,7 +46,7 @@ class World:
 
     @property
     def leaks(self) -> int:
-        """How many recordings of WavCaps' kind are also in the validation or test set."""
+        """Number of recordings of WavCaps' kind that are also in the validation or test set."""
         return min(max(4, self.wavcaps // 32), self.wavcaps, 2 * min(self.clotho[1:]))
 
 
@@ -226,7 +226,7 @@ def file_name(world: World, corpus: Corpus, split: str, number: int) -> str:
 
 
 def _crop(samples: int) -> slice:
-    """What a planted leak keeps of its original."""
+    """Return the part of its original that a planted leak keeps."""
     return slice(samples // 20, samples - samples // 20)
 
 

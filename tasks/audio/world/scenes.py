@@ -1,4 +1,4 @@
-"""What is heard, in symbols: a scene of events, what a caption states of it, and whether that holds elsewhere.
+"""Scenes in symbols: their events, a caption's statements on them, and whether these hold elsewhere.
 
 Both kinds of made recordings, synthesised (`generate`) and composed of real ones (`compose`), know their scene, so it
 is known exactly of which other recordings a caption is true: the graded relevance that real data lack.
@@ -77,7 +77,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a caption states of one event."""
+    """Statement of a caption on one event."""
 
     sound: str
     background: bool = False
@@ -86,7 +86,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Statement:
-    """What a caption states in all."""
+    """All statements of a caption."""
 
     claims: tuple[Claim, ...]
     """Foreground claims first, in the order of time."""
@@ -177,7 +177,7 @@ def opposite(scene: Scene) -> Scene:
 
 
 def relation(first: Event, second: Event) -> str:
-    """Say how two foreground events relate: "then" (the first ends before), "while" (they overlap) or ""."""
+    """Return how two foreground events relate: "then" (the first ends before), "while" (they overlap) or ""."""
     if first.end <= second.start + 0.05:
         return "then"
     overlap = min(first.end, second.end) - max(first.start, second.start)

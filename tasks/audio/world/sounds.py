@@ -435,7 +435,7 @@ def reverberate(wave: Array, seconds: float, share: float, rng: np.random.Genera
 
 @dataclass(frozen=True)
 class Recorder:
-    """What a corpus was recorded with: the part of the domain shift that is audible."""
+    """Recording device of a corpus: the audible part of the domain shift."""
 
     floor: float = -46.0
     """Level of the noise floor in dB, where full scale is 0; each recording is up to 6 dB off."""

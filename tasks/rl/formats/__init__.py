@@ -1,1 +1,1 @@
-"""How networks are kept in files: the compact format, and what every format takes."""
+"""File formats of networks: the compact format, and the sizes of all formats."""

@@ -1,4 +1,4 @@
-"""How many bytes networks take in files: as the paper stores them, in other published formats, and in ours."""
+"""Bytes that networks take in files: as the paper stores them, in other published formats, and in ours."""
 
 from __future__ import annotations
 

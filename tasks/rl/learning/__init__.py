@@ -1,1 +1,1 @@
-"""What is read of trainings: their curves and claims about them, and the time that an update takes."""
+"""Learning curves of trainings, claims about them, and the time that an update takes."""

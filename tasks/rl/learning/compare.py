@@ -1,4 +1,4 @@
-"""What claims compare: scores of several rows by environment and seed, where the dense network has learned enough."""
+"""Scores that claims compare, by row, environment and seed, where the dense network has learned enough."""
 
 from __future__ import annotations
 

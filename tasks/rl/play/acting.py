@@ -1,4 +1,4 @@
-"""How a trained policy acts: one function for what is scored and for what is served."""
+"""Acting of a trained policy: one function for scores and for serving."""
 
 from __future__ import annotations
 

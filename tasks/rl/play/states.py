@@ -26,7 +26,7 @@ FLOOR = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Standard:
-    """What observations are standardized by: once, before any network sees them, in training and in acting alike."""
+    """Mean and deviation that standardize observations, once, before any network sees them, in training and acting."""
 
     mean: Float[Tensor, " state"]
     deviation: Float[Tensor, " state"]

@@ -268,7 +268,7 @@ def _rows(batch: Batch, noise: Noise, rows: slice) -> tuple[Batch, Noise]:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What a network's masks leave connected."""
+    """Connected parts of a masked network."""
 
     density: dict[str, float]
     """Share of the weights kept, by layer."""

@@ -1,4 +1,4 @@
-"""What is said of a run's weights after an epoch: what is kept and connected, and at the end the bytes of its files."""
+"""Metrics of a run's weights after an epoch: kept and connected ones, and at the end the bytes of its files."""
 
 from __future__ import annotations
 

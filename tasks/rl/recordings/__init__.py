@@ -1,1 +1,1 @@
-"""Where data come from: files in D4RL's format, and recordings of our own experts."""
+"""Sources of data: files in D4RL's format, and recordings of our own experts."""

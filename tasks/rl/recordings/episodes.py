@@ -71,7 +71,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Ends:
-    """What is wrong with the ends of a recording's episodes: numbers of rows."""
+    """Wrong ends of a recording's episodes: numbers of rows."""
 
     unmarked: Array
     """After which an episode ends without a mark."""

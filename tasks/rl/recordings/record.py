@@ -34,7 +34,7 @@ PLAYED = range(View().seed, View().seed + 100)
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How a recording's actions are chosen; all are clipped to [-1, 1] afterwards."""
+    """Behaviour policy of a recording; all actions are clipped to [-1, 1] afterwards."""
 
     noise: float = 0.0
     """Standard deviation of the Gaussian noise on the committed policy's actions."""

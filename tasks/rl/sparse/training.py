@@ -34,7 +34,7 @@ a measurement at each start: a run that goes on must choose as it did before, to
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Where a layer's kept weights are: CSR indices of the (outputs, inputs) matrix and of its transpose.
+    """Positions of a layer's kept weights: CSR indices of the (outputs, inputs) matrix and of its transpose.
 
     A pattern never changes, so copies of a network share it.
     """

@@ -1,1 +1,1 @@
-"""What serves no table: Minari's files, and masks drawn from a seed in exported files."""
+"""Tools that no table needs: Minari's files, and masks drawn from a seed in exported files."""

@@ -1,4 +1,4 @@
-"""What can be measured of a picture or a network: lattices, burnt areas, tones, slivers, errors, flicker."""
+"""Measures of a picture or a network: lattices, burnt areas, tones, slivers, errors, flicker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Table I and figure 4 measure: tables name these functions, which import `timing`, and torch, to measure."""
+"""Measurements of Table I and figure 4: tables name these functions, which import `timing`, and torch, when called."""
 
 from __future__ import annotations
 

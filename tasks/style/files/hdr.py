@@ -30,7 +30,7 @@ PRIMARIES = {
 
 @dataclass(frozen=True)
 class Wide:
-    """What a video's colours are, where BT.709 has not all of them."""
+    """Colour space of a video that exceeds BT.709."""
 
     transfer: int
     primaries: int

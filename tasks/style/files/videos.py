@@ -1,4 +1,4 @@
-"""What every reader of video files shares: how they are opened, set upright, and which colors they are in."""
+"""Opening of video files, for every reader: orientation, and the colors that they are in."""
 
 from __future__ import annotations
 

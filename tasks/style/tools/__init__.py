@@ -1,1 +1,1 @@
-"""What serves no table: stylizing one's own pictures and videos, ONNX files, and the making of small backbones."""
+"""Tools that no table needs: stylizing one's own pictures and videos, ONNX files, and making small backbones."""

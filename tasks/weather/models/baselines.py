@@ -49,7 +49,7 @@ class Always(nn.Module):
 
 
 class Climatology(nn.Module):
-    """How often it rained at each pixel of each region in what `observe` was shown, whatever the lead time.
+    """Frequency of rain at each pixel of each region in the samples of `observe`, at any lead time.
 
     The counts are buffers `rainy` and `seen` (region, S, S), float64, whole numbers: those of several workers add up.
     """

@@ -1,1 +1,1 @@
-"""What serves no table: rain composites of weather services, and what becomes of forecasts."""
+"""Tools that no table needs: rain composites of weather services, and exports of forecasts."""

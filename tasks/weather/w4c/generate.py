@@ -139,7 +139,7 @@ def times(year: int, slots: int) -> list[datetime]:
 
 
 class Radar:
-    """What a network of radars reports of the true rain (S, S): some of the dry pixels as undetected, some as missing.
+    """Network of radars: reports true rain (S, S) with some of the dry pixels as undetected, some as missing.
 
     One corner is out of reach for good; elsewhere a radar fails now and then, for two to fifteen hours.
     """

@@ -84,7 +84,7 @@ def layout_files(year: int, region: str, split: str) -> dict[str, tuple[str, str
 
 @dataclass(frozen=True)
 class Window:
-    """Where one sample lies."""
+    """Position of one sample."""
 
     series: str
     satellite: int

@@ -48,7 +48,7 @@ CENTRAL = ("boxi_0015", "roxi_0004", "roxi_0007")
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """How much data are generated for a size."""
+    """Amount of data generated for a size."""
 
     regions: tuple[str, ...]
     years: tuple[int, ...] = (2019, 2020)

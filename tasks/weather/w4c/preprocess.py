@@ -1,4 +1,4 @@
-"""What the numbers in Weather4cast files mean: channels, their normalisation, and which radar pixels count as rain.
+"""Numbers in Weather4cast files: channels, their normalisation, and which radar pixels count as rain.
 
 The constants are those of the competition's kit (2022, second stage), computed on its core regions; they hold for any
 data set of the same instrument, so they are part of the code and not of a data set.

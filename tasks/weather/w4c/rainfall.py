@@ -73,7 +73,7 @@ THICK = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Climate:
-    """What sets one region and year apart."""
+    """Climate of one region and year."""
 
     fraction: float
     """Share of pixels with 0.2 mm/h or more, in the long run."""
@@ -216,7 +216,7 @@ class Fronts:
         )
 
     def step(self, wind: Array, rng: np.random.Generator) -> Array | float:
-        """What the fronts add to the stratiform field (6S, 6S), after a slot in this mean wind (2,)."""
+        """Return the fronts' part of the stratiform field (6S, 6S), after a slot in this mean wind (2,)."""
         lift: Array | float = 0.0
         for band in self.bands:
             band["place"] += max(band["y"] * wind[0] + band["x"] * wind[1], 0.01 * self.size)
@@ -283,7 +283,7 @@ def drawn(y: Array, x: Array, radius: Array, peak: Array, width: int) -> Array:
 
 
 class Weather(NamedTuple):
-    """What there is in one slot."""
+    """State of the weather in one slot."""
 
     rain: Array
     """Rain rates, mm/h (6S, 6S)."""

@@ -1,4 +1,4 @@
-"""What was published of LAION-CLAP, read without its code: LAION's own .pt files, and folders of Hugging Face's layout.
+"""Published files of LAION-CLAP, read without its code: LAION's own .pt, and folders of Hugging Face's layout.
 
 Source: the names in LAION-AI/CLAP's `clap_module/model.py` and `htsat.py`. Networks with fusion, which hear several
 spectrograms of a long recording at once, are not here. A tokenizer is in the folders alone: else it is read from a

@@ -85,7 +85,7 @@ def pieces(path: Path, segment: float, remarks: Remarks, hop: float | None = Non
 
 
 class Heard(NamedTuple):
-    """What a model heard in a recording."""
+    """Embedding of a recording."""
 
     starts: list[float]
     """Seconds at which its segments begin."""

@@ -119,7 +119,7 @@ def error_function(captions: int) -> Erf:
 
 
 def known(architecture: Mapping[str, Any], words: int) -> bool:
-    """Say whether `Words` can compute a text encoder: a BERT or RoBERTa as they were published, for so many tokens."""
+    """Return whether `Words` computes a text encoder: a BERT or RoBERTa as published, for so many tokens."""
     plain = architecture.get("position_embedding_type", "absolute") == "absolute" and not architecture["is_decoder"]
     usual = architecture["model_type"] in KNOWN and architecture["hidden_act"] == "gelu" and plain
     heads, epsilon = architecture["num_attention_heads"], architecture["layer_norm_eps"]

@@ -46,7 +46,7 @@ GENERATOR = frozenset(
 
 @dataclass(frozen=True)
 class Fitted:
-    """What anchors were fitted to."""
+    """Data to which anchors were fitted."""
 
     heard: Mapping[str, int]
     """Class -> recordings that were used."""

@@ -1,4 +1,4 @@
-"""What a search found, for people: lines, and a page whose players begin where the hit is."""
+"""Hits of a search, for people: lines, and a page whose players begin where the hit is."""
 
 from __future__ import annotations
 

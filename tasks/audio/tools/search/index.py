@@ -101,7 +101,7 @@ Remote = Callable[[Sequence[Sequence[File]], float], Iterator[Share]]
 
 @dataclass(frozen=True)
 class Update:
-    """What became of an index."""
+    """Result of an index's update."""
 
     info: dict[str, Any]
     added: int
@@ -323,7 +323,7 @@ def writing(out: Path, patience: float = 0.0) -> Iterator[None]:
 
 
 def _is_elsewhere(file: File) -> bool:
-    """Say whether a recording was added from outside the folder, and is still as it was."""
+    """Return whether a recording was added from outside the folder, and is still as it was."""
     path = Path(file.path)
     try:
         return path.is_absolute() and file_at(file.path, path) == replace(file, content="")
@@ -544,7 +544,7 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
 
 
 def _is_whole(path: Path, said: dict[str, Any]) -> bool:
-    """Say whether a file is there as it was written."""
+    """Return whether a file is there as it was written."""
     return path.is_file() and path.stat().st_size == said["bytes"]
 
 

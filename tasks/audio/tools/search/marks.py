@@ -34,7 +34,7 @@ COLUMNS = ["file", "caption", "source"]
 
 @dataclass(frozen=True)
 class Mark:
-    """What somebody thinks of a hit."""
+    """A user's mark of a hit: good or bad."""
 
     words: str
     content: str
@@ -93,7 +93,7 @@ def read_marks(index: Index) -> list[Mark]:
 
 @dataclass(frozen=True)
 class Pairs:
-    """What was written of an index's marks."""
+    """Result of writing an index's marks as pairs."""
 
     pairs: int
     bad: int

@@ -1,4 +1,4 @@
-"""How unusual a query's best hit is: compared with what words at random find in the same archive.
+"""Null distribution of a query's best hit: scores of random words in the same archive.
 
 A cosine says nothing alone, and something is always the nearest. So an index keeps the *null*: the cosines of the best
 hits of `SALADS` word salads, drawn from the common words of the static table (`embed/lexicon.py`), not from the
@@ -47,7 +47,7 @@ Search = Callable[[Query, int], Found]
 
 @dataclass(frozen=True)
 class Null:
-    """What words at random find in an archive."""
+    """Scores of random words in an archive."""
 
     scores: Float[np.ndarray, " salads"]
     """Cosines of their best hits."""
@@ -77,5 +77,5 @@ def measure(embedded: Query, search: Search) -> Null:
 
 
 def verdict(p: float) -> Verdict:
-    """Say what a p value means."""
+    """Return the meaning of a p value, in words."""
     return "found" if p <= FOUND else "doubtful"

@@ -55,7 +55,7 @@ Matrix = Float[np.ndarray, "queries dimension"]
 
 @dataclass(frozen=True)
 class Judged:
-    """What a refit rests on, and what it gains for a query that it was not fitted on."""
+    """Data of a refit, and its gain for a query that it was not fitted on."""
 
     queries: int
     """Queries with good hits: those that were left out in turn."""
@@ -71,7 +71,7 @@ class Judged:
 
     @property
     def helps(self) -> bool:
-        """Say whether it gains more than chance would."""
+        """Return whether it gains more than chance would."""
         return self.after > self.before and self.p <= LEVEL
 
 

@@ -140,7 +140,7 @@ class Index:
         return len(self.info["shards"])
 
     def holds(self, path: str) -> bool:
-        """Say whether a recording is in the index at this place."""
+        """Return whether a recording is in the index at this place."""
         return any(file.path == path for file in self.files)
 
 

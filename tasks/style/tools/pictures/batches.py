@@ -43,7 +43,7 @@ def nothing(done: float, total: int, text: str) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job."""
+    """Result of a job."""
 
     job: Job
     failure: str = ""

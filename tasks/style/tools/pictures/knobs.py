@@ -43,7 +43,7 @@ def panel(name: str, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a result is to be, by a network or a painting."""
+    """Options of a result, by a network or a painting."""
 
     size: Annotated[
         int | None,
@@ -72,7 +72,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Knobs:
-    """What an optimisation may be told (version 1); none: the preset's value, or the config's default."""
+    """Options of an optimisation (version 1); none: the preset's value, or the config's default."""
 
     like: Annotated[
         Like | None,

@@ -1,4 +1,4 @@
-"""What `--style` means: a network that stylises any photograph (version 2), or paintings (version 1)."""
+"""Styles that `--style` names: a network that stylises any photograph (version 2), or paintings (version 1)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ Wang."""
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How pictures are stylised."""
+    """Options for stylising pictures."""
 
     size: int | None = None
     """Pixels of the result's longer side; 0: the photograph's own. None: 0 by a network, 512 by optimisation."""
@@ -109,7 +109,7 @@ class Options:
 
     @property
     def style_scale(self) -> float:
-        """How many times as large strokes are as the style's own; of a network, it works at that part of the size."""
+        """Size of strokes relative to the style's own; a network works at 1 / this of the size."""
         return float(str(self.changes.get(STYLE_SCALE, 1.0)))
 
     @property

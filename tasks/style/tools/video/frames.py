@@ -95,7 +95,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Clip:
-    """What a video's header and first frame say."""
+    """Properties of a video, by its header and first frame."""
 
     path: Path
     width: int

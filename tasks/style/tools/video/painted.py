@@ -27,7 +27,7 @@ SHARE = 3
 
 @dataclasses.dataclass
 class Painter:
-    """What optimises a video's frames one after the other, in order: it remembers the last one."""
+    """Optimiser of a video's frames, one after the other, in order: it remembers the last one."""
 
     style: PaintingStyle
     finish: Finish = dataclasses.field(default_factory=lambda: Finish())

@@ -101,7 +101,7 @@ def is_cut(before: Array | None, after: Array | None) -> bool:
 
 @dataclass(frozen=True)
 class Finish:
-    """What is done to stylised pictures, given those that they were made of."""
+    """Final steps on stylised pictures, given their sources."""
 
     original_colours: bool = False
     strength: float = 1.0
@@ -274,7 +274,7 @@ def smooth(pairs: Pairs, share: float = 0.9) -> Pairs:
 
 
 class Flicker:
-    """What changes in a stylised video though nothing does in its source, summed frame by frame."""
+    """Change of a stylised video where its source stays the same, summed frame by frame."""
 
     def __init__(self) -> None:
         self.before: tuple[Pixels, Pixels] | None = None

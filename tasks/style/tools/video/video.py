@@ -51,7 +51,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a video."""
+    """Result of stylising a video."""
 
     frames: int
     seconds: float

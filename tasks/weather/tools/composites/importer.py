@@ -126,7 +126,7 @@ def import_composites(
 
 @dataclass(frozen=True)
 class Archive:
-    """What is imported: the frames, and what is cut out of them."""
+    """Archive to import: the frames, and the places cut out of them."""
 
     source: Path
     composites: Sequence[Composite]
@@ -455,7 +455,7 @@ def _squares(composite: Composite, places: Sequence[Place], size: int) -> Array:
 
 @dataclass(frozen=True)
 class Images:
-    """Where a region's satellite images come from."""
+    """Source of a region's satellite images."""
 
     of: Callable[[int, Sequence[Composite], Array], Array]
     """Gives, of the first frame's number, frames with those before them, and the rates of their whole squares

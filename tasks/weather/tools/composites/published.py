@@ -132,7 +132,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Product:
-    """How one provider publishes rain."""
+    """Format in which one provider publishes rain."""
 
     title: str
     field: Callable[[Path, Any], Field]

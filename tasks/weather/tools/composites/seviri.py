@@ -48,7 +48,7 @@ ABOUT = (
 
 @dataclass(frozen=True)
 class Points:
-    """Where the pixels of an image are looked up: degrees, (S, S, SAMPLES * SAMPLES)."""
+    """Sampling points of an image's pixels: degrees, (S, S, SAMPLES * SAMPLES)."""
 
     longitude: Array
     latitude: Array

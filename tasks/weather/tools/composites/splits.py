@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Cut:
-    """What is cut out of an archive."""
+    """Cut of an archive into places and splits."""
 
     by: str
     """`place` or `time`."""

@@ -1,1 +1,1 @@
-"""What becomes of a run: submissions, netCDF, pages of verification; and weights of others as runs."""
+"""Exports of a run: submissions, netCDF, pages of verification; and weights of others as runs."""

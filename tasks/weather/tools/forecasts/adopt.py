@@ -41,7 +41,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a row of a table reads: an epoch of a run."""
+    """Epoch of a run that a row of a table reads."""
 
     config: Config
     epoch: int

@@ -22,7 +22,7 @@ LEAST_RAIN = 0.005
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run says of a sequence, for a picture."""
+    """Forecast of a sequence by a run, for a picture."""
 
     label: str
     probability: Array

@@ -1,4 +1,4 @@
-"""What leaves the platform, and what comes in: submissions, netCDF, weights that others trained."""
+"""Exports and imports: submissions, netCDF, weights that others trained."""
 
 from __future__ import annotations
 
