@@ -322,6 +322,7 @@ def entries_in(filesystem: fs.FileSystem, folder: str) -> dict[str, bool]:
     if isinstance(filesystem, fs.LocalFileSystem):
         with suppress(FileNotFoundError), os.scandir(folder) as entries:
             return {entry.name: entry.is_dir() for entry in entries if is_text(entry.name)}
+        return {}  # pyarrow, if it were asked now, fails where another process makes the folder meanwhile
     infos = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
     return {info.base_name: info.type == fs.FileType.Directory for info in infos}
 

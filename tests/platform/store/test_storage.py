@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -196,6 +197,15 @@ def test_folders_are_named_and_nothing_else(place):
     for path in ("b/x", "a/y/z", "a/w", ".hidden/x", ".DS_Store"):
         storage.write(path, "1")
     assert storage.folders() == ["a", "b"] and storage.folders("a") == ["y"]
+
+
+def test_a_folder_is_listed_while_another_makes_it(storage):
+    for place in range(1000):
+        maker = threading.Thread(target=storage.claim, args=(f"attempts/{place}", "a.json", b"{}"))
+        maker.start()
+        for _ in range(20):
+            assert storage.list(f"attempts/{place}") in ([], ["a.json"])
+        maker.join()
 
 
 def test_a_name_that_is_no_text_hides_nothing_else(storage):
