@@ -39,7 +39,7 @@ from retable.platform.trained import load as load
 Set = Mapping[str, object] | Sequence[str] | None
 """Changes to a config: field path -> value, or what `--set` takes: `["prune=snip", "prune.sparsity=0.9"]`."""
 Where = str | Path | Storage
-"""Where data, runs and reports lie: a folder or a URI."""
+"""Location of data, runs and reports: a folder or a URI."""
 
 
 def plan(
@@ -157,15 +157,15 @@ def carry_out(work: Plan, resources: Resources) -> tuple[dict[str, FilledTable],
     """Carry out a plan of tables, fill them and write the report; return the filled tables, and the failures."""
     failures: dict[str, str] = {}
     work.measure_on = resources.measure_on
-    whole = work.scale not in (SMOKE, measured.SCALE) and not work.changes and not work.rows
-    with measured.taking_in(work.tables if whole and work.missing else (), work.storage) as finish:
+    full_tables = work.scale not in (SMOKE, measured.SCALE) and not work.changes and not work.rows
+    with measured.taking_in(work.tables if full_tables and work.missing else (), work.storage) as finish:
         if not work.nothing_to_do:
             write.keep_requests(work)
             failures = execute(work, resources, finish)
         filled = write.fill_and_keep(work)
     if work.train:  # they were to be filled, and are not
         failures |= {line: line for part in filled.values() for line in part.corrupt}
-    if whole:
+    if full_tables:
         measured.take_in(filled, work.storage)
     write.write_report(work.storage)
     return filled, failures

@@ -78,8 +78,8 @@ def digests(package: Path, tasks: Iterable[Path]) -> dict[str, str]:
         tasks: folders that hold tasks; of tasks with one name, that of the first folder counts, as for imports.
     """
     parts = {name: package / name for name in ("platform", "search_spaces", "serve")}
-    for place in reversed(list(tasks)):
-        parts |= {f"tasks/{each.parent.name}": each.parent for each in place.glob("*/__init__.py")}
+    for root in reversed(list(tasks)):
+        parts |= {f"tasks/{init.parent.name}": init.parent for init in root.glob("*/__init__.py")}
     return {name: digest(folder) for name, folder in sorted(parts.items())}
 
 

@@ -31,7 +31,7 @@ Fields: TypeAlias = dict[str, Any]
 """Path of a field -> its value."""
 
 CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
-"""How fingerprints are written: made once, as there are many."""
+"""JSON encoder of fingerprints; created once, as there are many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +98,8 @@ def override(config: C, changes: Mapping[str, object], prefix: str = "") -> C:
     for path, value in changes.items():
         name, dot, rest = path.partition(".")
         if name not in hints:
-            known = (prefix + key for key in flatten(config))
-            raise UnknownField(f"unknown field {prefix + path!r}{nearest(prefix + path, known)}")
+            paths = (prefix + key for key in flatten(config))
+            raise UnknownField(f"unknown field {prefix + path!r}{nearest(prefix + path, paths)}")
         if dot:
             inner.setdefault(name, {})[rest] = value
         else:
@@ -133,8 +133,8 @@ def _check_chosen(chosen: object, hint: object, path: str, below: Mapping[str, o
             now = choice_name(type(chosen)) if dataclasses.is_dataclass(chosen) else chosen
             raise UserError(f"{path}.{name}: choose {choices} first; it is now {now}")
         if fields:
-            known = {f"{path}.{each}" for names in fields.values() for each in names}
-            raise UserError(f"unknown field '{path}.{name}'{nearest(f'{path}.{name}', known)}")
+            paths = {f"{path}.{field_name}" for names in fields.values() for field_name in names}
+            raise UserError(f"unknown field '{path}.{name}'{nearest(f'{path}.{name}', paths)}")
 
 
 def convert(value: object, hint: object, path: str) -> object:
@@ -407,7 +407,7 @@ def changes_of(wanted: Mapping[str, object] | Sequence[str] | None) -> dict[str,
         wanted = [wanted]
     if isinstance(wanted, Mapping) and all(isinstance(path, str) for path in wanted):
         return {path: plain_value(value) for path, value in wanted.items()}
-    if isinstance(wanted, Sequence) and all(isinstance(each, str) for each in wanted):
+    if isinstance(wanted, Sequence) and all(isinstance(assignment, str) for assignment in wanted):
         return parse_set(list(wanted), "set")
     raise UserError(f'set={wanted!r}: write it as {{"seed": 1}} or as ["seed=1"]')
 
@@ -415,7 +415,7 @@ def changes_of(wanted: Mapping[str, object] | Sequence[str] | None) -> dict[str,
 def plain_value(value: object) -> object:
     """Convert a value of NumPy or PyTorch to a plain Python value."""
     if isinstance(value, (list, tuple)):
-        return type(value)(plain_value(each) for each in value)
+        return type(value)(plain_value(item) for item in value)
     convert = getattr(value, "tolist", None)  # both have it, for scalars too
     return convert() if callable(convert) else value
 

@@ -129,14 +129,14 @@ errors = new_console(stderr=True)
 @contextmanager
 def quiet(loggers: Iterable[str], level: int) -> Iterator[None]:
     """Silence some loggers below a level inside the block."""
-    known = [logging.getLogger(name) for name in loggers]
-    before = [logger.level for logger in known]
-    for logger in known:
+    silenced = [logging.getLogger(name) for name in loggers]
+    before = [logger.level for logger in silenced]
+    for logger in silenced:
         logger.setLevel(level)
     try:
         yield
     finally:
-        for logger, own in zip(known, before, strict=True):
+        for logger, own in zip(silenced, before, strict=True):
             logger.setLevel(own)
 
 
@@ -183,16 +183,16 @@ def items(option: str, text: str, kind: Callable[[str], T], noun: str = "number"
     Raises:
         UserError: naming the option and the item that is not of that kind.
     """
-    found = []
+    values = []
     words = [word.strip() for word in text.split(",")] if text else []
     for word in words[:-1] if words[1:] and not words[-1] else words:  # a comma may end the list
         try:
             if not word:
                 raise ValueError
-            found.append(kind(word))
+            values.append(kind(word))
         except ValueError as error:
             raise UserError(f"{option} {text}: {word!r} is no {noun}; write {example}") from error
-    return found
+    return values
 
 
 def whole(word: str) -> int:
@@ -239,11 +239,11 @@ def show_defects(checked: Iterable[tuple[object, Sequence[str]]]) -> None:
 
 def show_checked(folders: Iterable[T], check: Callable[[T, Show], Sequence[str]]) -> None:
     """Check folders, each with a bar that `check` moves, and print their defects (`show_defects`)."""
-    found = []
+    results = []
     for folder in folders:
         with progress_bar(f"checking {folder}") as show:
-            found.append((folder, check(folder, show)))
-    show_defects(found)
+            results.append((folder, check(folder, show)))
+    show_defects(results)
 
 
 def counted(items: Iterable[T], show: Show, total: int) -> Iterator[T]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 HIDDEN = "***"
-"""What stands in place of a secret."""
+"""Replacement for a secret in a text."""
 SECRET = (
     r"[\w.-]*(?:secret|token|passw(?:or)?d|passphrase|credentials?|signature"
     r"|(?:api|access|account|private|shared)[-_]?key)(?:[-_]?(?:key|id|value))?"
@@ -46,11 +46,11 @@ def redact_command(words: Sequence[str]) -> str:
         words: the command and its arguments.
     """
     shown = [redact(word) for word in words]
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if named := re.match(rf"(-*{SECRET})=", word, re.IGNORECASE):
-            shown[place] = f"{named[1]}={HIDDEN}"
-        elif place and re.fullmatch(rf"--{SECRET}", words[place - 1], re.IGNORECASE):
-            shown[place] = HIDDEN
+            shown[index] = f"{named[1]}={HIDDEN}"
+        elif index and re.fullmatch(rf"--{SECRET}", words[index - 1], re.IGNORECASE):
+            shown[index] = HIDDEN
     return " ".join(shlex.quote(word) if len(word.split()) > 1 else word for word in shown)
 
 
@@ -92,20 +92,20 @@ _PASSING = tuple(
         "EHOSTDOWN EHOSTUNREACH ECONNREFUSED ECONNRESET ECONNABORTED EPIPE"
     ).split()
 )
-"""What a network folder says while its server is away."""
+"""Error numbers that a network folder returns while its server is unavailable."""
 _PASSING_WORDS = re.compile(
     r"NETWORK_CONNECTION|SLOW_DOWN|THROTTL|INTERNAL_(FAILURE|ERROR)|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT"
     r"|HTTP status (5\d\d|408|429)|curlCode|time[ds]?[ -]?out|connection|temporar|unavailable"
     r"|could not (connect|resolve)",
     re.IGNORECASE,
 )
-"""What a bucket's own words hold while it is away; a wrong key or name says something else."""
+"""Words in the errors of a bucket that is unavailable; a wrong key or name gives other errors."""
 
 
 _DENIED_WORDS = re.compile(
     r"ACCESS_DENIED|HTTP status 40[13]|expired|INVALID_(ACCESS_KEY_ID|CLIENT_TOKEN_ID)", re.IGNORECASE
 )
-"""What they hold where credentials are wrong, or have expired."""
+"""Words in the errors of a bucket where credentials are wrong or have expired."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -140,8 +140,8 @@ def one_line(error: BaseException, below: str = "") -> str:
     every = traceback.extract_tb(cause.__traceback__)
     frames = [frame for frame in every if frame.filename.startswith(below)] or every
     frames = [] if isinstance(cause, SyntaxError) else frames  # its text names the place
-    place = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
-    return redact(f"{type(cause).__name__}: {text[-1] if text else ''}{place}")
+    location = f" ({frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno})" if frames else ""
+    return redact(f"{type(cause).__name__}: {text[-1] if text else ''}{location}")
 
 
 TRACEBACK = "traceback.txt"

@@ -182,8 +182,8 @@ def actors_on(node: str) -> list[str]:
     """
     from ray._private.state import state
 
-    found = state.actor_table(None, actor_state_name="ALIVE").values()
-    return [f"{each['ActorClassName']} (pid {each['Pid']})" for each in found if each["Address"]["NodeID"] == node]
+    actors = state.actor_table(None, actor_state_name="ALIVE").values()
+    return [f"{actor['ActorClassName']} (pid {actor['Pid']})" for actor in actors if actor["Address"]["NodeID"] == node]
 
 
 def draining_nodes() -> set[str]:
@@ -362,7 +362,7 @@ def claim(name: str, value: str) -> str | None:
     key, ours = f"retable:{name}", ray.get_runtime_context().get_job_id()
     if _internal_kv_put(key, f"{ours} {value}", overwrite=False):
         job, _, theirs = _internal_kv_get(key).decode().partition(" ")
-        if job != ours and any(each["JobID"] == job and not each["IsDead"] for each in jobs()):  # type: ignore[no-untyped-call]
+        if job != ours and any(info["JobID"] == job and not info["IsDead"] for info in jobs()):  # type: ignore[no-untyped-call]
             return theirs
         _internal_kv_put(key, f"{ours} {value}")
         return ""

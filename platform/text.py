@@ -29,7 +29,7 @@ def seconds_of(text: str, option: str) -> float:
     """
     match = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.replace(" ", ""))
     total = (
-        sum(int(each or 0) * unit for each, unit in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
+        sum(int(amount or 0) * unit for amount, unit in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
         if match
         else 0
     )
