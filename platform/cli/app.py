@@ -56,7 +56,7 @@ app.add_typer(runs.app)
 app.add_typer(jobs.app)
 
 GPU = code_root().parent / "benchmarks" / "results" / "gpu.json"
-"""What `python -m benchmarks gpu` measured, in a checkout where it was run."""
+"""Results of `python -m benchmarks gpu`, in a checkout where it was run."""
 
 Tables = Annotated[
     list[str] | None,
@@ -165,19 +165,21 @@ def list_all(as_json: runs.Json = False) -> None:
     Example: `retable list --json`
     """
     listed = {name: entry(name) for name in tasks.names()}
-    lacking = {name for name, found in listed.items() if "missing" in found}
+    lacking = {name for name, record in listed.items() if "missing" in record}
     searched = {name: describe_space(name) for name in spaces() if name.partition("_")[0] not in lacking}
     if as_json:
-        whole = {name: found if name in lacking else found | commands_of(name) for name, found in listed.items()}
-        runs.print_json({"tasks": whole, "spaces": searched, "scales": tasks.SCALES})
+        with_commands = {
+            name: record if name in lacking else record | commands_of(name) for name, record in listed.items()
+        }
+        runs.print_json({"tasks": with_commands, "spaces": searched, "scales": tasks.SCALES})
         return
-    for name, found in listed.items():
+    for name, record in listed.items():
         if name in lacking:
-            console.print(f"[bold]{name}[/]  [dim]{escape(found['missing'])}[/]")
+            console.print(f"[bold]{name}[/]  [dim]{escape(record['missing'])}[/]")
             continue
-        tables = {f"{name}/{table}": title for table, title in found["tables"].items()}
-        scales = {f"--scale {scale}": about for scale, about in found["scales"].items()}
-        _print_entries(f"[bold]{name}[/]  {escape(found['about'])}", tables | scales)
+        tables = {f"{name}/{table}": title for table, title in record["tables"].items()}
+        scales = {f"--scale {scale}": about for scale, about in record["scales"].items()}
+        _print_entries(f"[bold]{name}[/]  {escape(record['about'])}", tables | scales)
     _print_entries("[bold]scales[/]", tasks.SCALES)
     _print_entries("[bold]search spaces[/]", searched)
 
@@ -243,9 +245,9 @@ def plan(
         for line in (as_text if graph == "text" else as_dot)(build(work)):
             typer.echo(line)
         return
-    audited = auditing.audit(work, known := cost.learn(work), _gpu_rates()[1]) if configs or as_json else []
+    audited = auditing.audit(work, calibration := cost.learn(work), _gpu_rates()[1]) if configs or as_json else []
     if as_json:
-        summary = auditing.summary(work, known, cost.core_seconds(work, known))
+        summary = auditing.summary(work, calibration, cost.core_seconds(work, calibration))
         runs.print_json({**summary, "rows": audited} if configs else summary)
         return
     print_plan(work)
@@ -299,13 +301,13 @@ def print_plan(work: Plan, wanted: Resources | None = None) -> None:
             grid.add_row("" if number else title, Text(line))
     grid.add_row("evaluations", f"{len(work.scorings)} ({len(work.unscored)} to do)")
     if work.combinings:
-        combinations = len({each.path for each in work.combinings})
+        combinations = len({combining.path for combining in work.combinings})
         grid.add_row("combinations", f"{combinations} ({len(work.uncombined)} to do)")
     grid.add_row("measurements", f"{len(work.timings)} ({len(work.unmeasured)} to do)")
-    known = cost.learn(work)
-    grid.add_row("estimated cost", f"{clock(cost.core_seconds(work, known))} of one CPU core (rough)")
-    if known:
-        grid.add_row("", cost.learnt_line(known))
+    calibration = cost.learn(work)
+    grid.add_row("estimated cost", f"{clock(cost.core_seconds(work, calibration))} of one CPU core (rough)")
+    if calibration:
+        grid.add_row("", cost.learnt_line(calibration))
     device, measured = _gpu_rates()
     if work.missing and measured:
         hours, untimed = work.gpu_hours(measured)
@@ -341,9 +343,9 @@ def sent_notes(work: Plan) -> list[str]:
     """Return how many runs of a plan came in a bundle, and which of them are to be trained again."""
     from retable.platform.plan.plan import name_of
 
-    whole = [each for each in work.trainings.values() if each.folder.path not in work.corrupt]
-    sent = [each for each in whole if each.folder.bundle()]
-    again = [name_of(each, work.shared) for each in sent if each.status == "weights not sent"]
+    intact = [training for training in work.trainings.values() if training.folder.path not in work.corrupt]
+    sent = [training for training in intact if training.folder.bundle()]
+    again = [name_of(training, work.shared) for training in sent if training.status == "weights not sent"]
     lines = [f"{len(sent)} runs"] if sent else []
     if again:
         lines.append(
@@ -519,9 +521,9 @@ def _print_sweep(result: SweepResult) -> None:
     for title in ("", result.space.metric, "epochs", "run", "point"):
         shown.add_column(title)
     frame, most = result.frame(), 20
-    for place, point in zip(frame["place"][:most], result.points, strict=False):
+    for rank, point in zip(frame["place"][:most], result.points, strict=False):
         value = point.note.partition(":")[0] if point.value is None else f"{point.value:.4g}"
-        words = ("" if point.value is None else str(place), value, str(point.epochs), point.fingerprint[:8])
+        words = ("" if point.value is None else str(rank), value, str(point.epochs), point.fingerprint[:8])
         shown.add_row(*words, Text(_point_line(point.overrides)))
     console.print(shown)
     if len(result.points) > most:

@@ -20,7 +20,7 @@ from retable.platform.spec.extras import check
 from retable.platform.store.storage import Record
 
 MARKUP: Final = "markdown"
-"""How help is written."""
+"""Markup language of help texts."""
 VERBS = {
     "fetch": "Download a task's published data, check and convert them.\n\nExample: `retable data fetch rl` (a list)",
     "make": "Write generated or recorded data in the task's real format.\n\nExample: `retable data make style`",
@@ -34,7 +34,7 @@ VERBS = {
 DATA_HELP = "Download, make, check, convert or import a task's data.\n\nExample: `retable data make weather --size 36`"
 ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
 LOADED = ("help", "commands", "params", "callback", "invoke_without_command", "no_args_is_help", "epilog")
-"""What a group has of its task's."""
+"""Attributes that a group takes from the group that it loads."""
 
 
 class LazyGroup(TyperGroup):
@@ -127,7 +127,7 @@ def commands_of(name: str) -> Record:
     group = task_group(name)
     return {
         "help": group.help or f"Commands of the task {name}.",
-        "commands": {each: first_paragraph(command.help) for each, command in group.commands.items()},
+        "commands": {command_name: first_paragraph(command.help) for command_name, command in group.commands.items()},
         "data": {verb: first_paragraph(command.__doc__) for verb, command in getattr(_cli(name), "DATA", {}).items()},
     }
 

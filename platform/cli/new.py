@@ -25,7 +25,7 @@ TEMPLATES = code_root() / "platform" / "cli" / "templates"
 RESERVED = ("data", "search_spaces", "ingress", "jobs", "limits", "models", "tables")
 """Names of packages, and of what a server has besides tasks."""
 FOLDER = "papers"
-"""Where tasks are written if RETABLE_TASKS names no folder."""
+"""Folder of new tasks if RETABLE_TASKS names none."""
 PARTS = (
     *("__init__", "task", "config", "data", "model", "losses", "learner", "metrics", "predict"),
     *("tables", "claims", "scales", "export", "best", "answer"),
@@ -76,18 +76,18 @@ def write_task(name: str, table: Path | None = None) -> Written:
     check_name(name)
     published = read_published(table) if table else EXAMPLE
     named = next(filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)), "")
-    place = Path(named or FOLDER)
-    written = Written(place / name, is_found=bool(named))
-    test = place / f"test_{name}.py"
+    root = Path(named or FOLDER)
+    written = Written(root / name, is_found=bool(named))
+    test = root / f"test_{name}.py"
     for path in (written.folder, test):
         if path.exists():
             raise UserError(f"{path} is there already; choose another name, or remove it first")
     words = words_of(name, table, published, written) | {"file": test}
     texts = {written.folder / f"{part}.py": render(f"{part}.py.j2", words) for part in PARTS}
     texts[test] = render("test.py.j2", words)
-    if not (place / "conftest.py").exists():
-        texts[place / "conftest.py"] = render("conftest.py.j2", words)
-    with disk_errors(str(place)):
+    if not (root / "conftest.py").exists():
+        texts[root / "conftest.py"] = render("conftest.py.j2", words)
+    with disk_errors(str(root)):
         written.folder.mkdir(parents=True)
         try:
             for path, text in texts.items():
@@ -206,7 +206,7 @@ def _claim_of(
     ]
     if not words:
         return None
-    (low, lower), (high, upper) = min(words, key=lambda each: each[0]), max(words, key=lambda each: each[0])
+    (low, lower), (high, upper) = min(words, key=lambda pair: pair[0]), max(words, key=lambda pair: pair[0])
     if low == high:
         return None
     return {
@@ -230,7 +230,7 @@ def constant(label: str, number: int, taken: Sequence[str]) -> str:
 
 def literal(values: Mapping[str, object]) -> str:
     """Write a dictionary as Python does, with the quotes that this project uses."""
-    return "{" + ", ".join(f"{quoted(key)}: {quoted(each)}" for key, each in values.items()) + "}"
+    return "{" + ", ".join(f"{quoted(key)}: {quoted(value)}" for key, value in values.items()) + "}"
 
 
 def quoted(value: object) -> str:

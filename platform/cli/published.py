@@ -63,18 +63,18 @@ def read_published(path: Path) -> Published:
     doubled = [name for name, count in Counter(header[1:]).items() if count > 1 or not name]
     if doubled:
         raise UserError(f"{path}: the columns need names of their own: {doubled[0]!r} stands there twice or is empty")
-    settings = [place for place, name in enumerate(header) if place and name.startswith(SET)]
-    others = [place for place in range(1, len(header)) if place not in settings]
-    numeric = [place for place in others if _is_numeric(header[place], [line[place] for line in body], comma)]
+    settings = [column for column, name in enumerate(header) if column and name.startswith(SET)]
+    others = [column for column in range(1, len(header)) if column not in settings]
+    numeric = [column for column in others if _is_numeric(header[column], [line[column] for line in body], comma)]
     if not numeric:
         raise UserError(f"{path}: no column holds numbers; the first is for labels, the others for what was published")
     lines = []
     for line in body:
-        words = [line[0], *(line[place] for place in others if place not in numeric)]
+        words = [line[0], *(line[column] for column in others if column not in numeric)]
         label = ", ".join(" ".join(MARKS.sub(" ", word).split()) for word in words if word.strip() not in NONE)
-        values = {header[place]: number(line[place], comma) for place in numeric}
+        values = {header[column]: number(line[column], comma) for column in numeric}
         changes = {
-            header[place].removeprefix(SET): value(line[place], comma) for place in settings if line[place].strip()
+            header[column].removeprefix(SET): value(line[column], comma) for column in settings if line[column].strip()
         }
         try:
             json.dumps([values, changes], allow_nan=False)
@@ -83,8 +83,8 @@ def read_published(path: Path) -> Published:
         published = {name: amount for name, amount in values.items() if amount is not None}
         lines.append(Line(label, published, changes if settings else None))
     _check_labels(path, lines)
-    places = {header[place]: max(digits(line[place], comma) for line in body) for place in numeric}
-    joined = tuple(header[place] for place in others if place not in numeric)
+    places = {header[column]: max(digits(line[column], comma) for line in body) for column in numeric}
+    joined = tuple(header[column] for column in others if column not in numeric)
     return Published(tuple(places), places, tuple(lines), joined)
 
 
@@ -112,10 +112,10 @@ def _read_cells(path: Path) -> tuple[list[list[str]], bool]:
         raise UserError(f"{path}: not CSV ({error})") from error
     if len(rows) < 2 or len(rows[0]) < 2:
         raise UserError(f"{path}: it needs a row of headers, a column of labels, and at least one row of numbers")
-    for place, row in enumerate(rows, 1):
+    for index, row in enumerate(rows, 1):
         if len(row) != len(rows[0]):
             raise UserError(
-                f"{path}: row {place} has {len(row)} cells, the headers are {len(rows[0])}; quote texts with commas"
+                f"{path}: row {index} has {len(row)} cells, the headers are {len(rows[0])}; quote texts with commas"
             )
     return rows, separator != ","
 

@@ -81,11 +81,11 @@ def _as_json(value: object, redacted: Callable[[str], str]) -> object:
     if isinstance(value, Mapping):
         hidden = {key for key, text in value.items() if isinstance(text, str) and re.fullmatch(SECRET, str(key), re.I)}
         return {
-            redacted(key) if isinstance(key, str) else key: HIDDEN if key in hidden else _as_json(each, redacted)
-            for key, each in value.items()
+            redacted(key) if isinstance(key, str) else key: HIDDEN if key in hidden else _as_json(item, redacted)
+            for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_as_json(each, redacted) for each in value]
+        return [_as_json(item, redacted) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, (int, type(None))) else redacted(str(value))
@@ -101,9 +101,9 @@ def grid(titles: Sequence[str], rows: Iterable[Sequence[object]], right: str = "
     """
     cells = [[cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row] for row in rows]
     table = Grid(box=None, padding=(0, 1), pad_edge=False, show_header=any(titles), expand=True)
-    for place, title in enumerate(titles):
-        last = place == len(titles) - 1
-        width = min(60, max([len(title), *(row[place].cell_len for row in cells)]))
+    for column, title in enumerate(titles):
+        last = column == len(titles) - 1
+        width = min(60, max([len(title), *(row[column].cell_len for row in cells)]))
         justify: Any = "right" if title and title in right.split() else "left"
         fit: Any = {"ratio": 1} if last else {"width": width}
         table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", **fit)
@@ -168,10 +168,10 @@ def runs(
     """
     from retable.platform.store.query import differs, list_runs, select, usual
 
-    place = Storage.open(storage)
-    title = f"{place}: reading what is not in the index"
+    opened = Storage.open(storage)
+    title = f"{opened}: reading what is not in the index"
     with progress_bar(title) if console.is_interactive else nullcontext() as report:
-        every = list_runs(place, task, report)
+        every = list_runs(opened, task, report)
     selected = select(every, parse_set(where or [], "--where"), state or (), sort)
     most = limit if limit is not None else 0 if as_json else MOST
     shown = selected[:most] if most else selected
@@ -278,10 +278,10 @@ def verify(
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # of progress
         checked = retable.verify(bundle, sample=sample, seed=seed, tolerance=tolerance, keep=keep, storage=storage)
     if not answered(checked, as_json):
-        for each in checked:
-            console.print(plain(each.line()), markup=False)
-            print_lines(map(plain, each.details()), "  ")
-    states = [each.verdict for each in checked]
+        for run in checked:
+            console.print(plain(run.line()), markup=False)
+            print_lines(map(plain, run.details()), "  ")
+    states = [run.verdict for run in checked]
     if "differs" in states or all(verdict == "not comparable" for verdict in states):
         raise typer.Exit(1)
 
@@ -381,17 +381,17 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
     if not filled_tables:
         raise UserError(f"{where}: no tables have been reproduced here; run `retable reproduce` first")
     rows = []
-    for each in filled_tables:
-        there = each["filled"] is not None
-        filled = f"{each['filled']}/{each['rows'] - each['absent']}" if there else Text("none", "yellow")
-        claims = ", ".join(f"{count} {status}" for status, count in each["claims"].items())
-        changes = f"changed: {describe(each['set'])}" if each["set"] else ""
-        about = each["why"] or "; ".join(text for text in (changes, claims) if text)
-        counts = (each["absent"], each["replicates"]) if there else ("", "")
-        rows.append((each["table"], each["scale"], filled, *counts, about))
+    for record in filled_tables:
+        is_filled = record["filled"] is not None
+        filled = f"{record['filled']}/{record['rows'] - record['absent']}" if is_filled else Text("none", "yellow")
+        claims = ", ".join(f"{count} {status}" for status, count in record["claims"].items())
+        changes = f"changed: {describe(record['set'])}" if record["set"] else ""
+        about = record["why"] or "; ".join(text for text in (changes, claims) if text)
+        counts = (record["absent"], record["replicates"]) if is_filled else ("", "")
+        rows.append((record["table"], record["scale"], filled, *counts, about))
     show(grid(("table", "scale", "rows", "absent", "numbers", "claims"), rows, "rows absent numbers"))
     defined = {f"{task}/{table}" for task in names_of_tasks() for table in entry(task).get("tables", ())}
-    rest = sorted(defined - {each["table"] for each in filled_tables})
+    rest = sorted(defined - {record["table"] for record in filled_tables})
     console.print(
         f"{len(filled_tables)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False
     )
@@ -482,7 +482,7 @@ def gc(
                     "size age",
                 )
             )
-        total = f"{len(unreferenced)} unreferenced items, {size(sum(each.size for each in unreferenced))}"
+        total = f"{len(unreferenced)} unreferenced items, {size(sum(item.size for item in unreferenced))}"
         console.print(total + ("" if delete or not unreferenced else "; --delete removes them"), markup=False)
     if delete and unreferenced:
         with progress_bar("removing") if not as_json else nullcontext() as report:
