@@ -29,7 +29,7 @@ LATE = "trial_late"
 Spec = Mapping[str, Any]
 """The config of a trial."""
 Report = Mapping[str, Any]
-"""What a trial reports."""
+"""Content of a trial's report: metrics, or an outcome under one of the keys above."""
 
 
 @dataclass(frozen=True)

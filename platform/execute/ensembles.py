@@ -153,20 +153,20 @@ def combination_shards(combining: Combining, storage: Storage) -> list[Shard]:
     reads = [combining.reads(member) for member in combining.members]
     shards = []
     for number, read in enumerate(reads[0]):
-        places = [
+        folders = [
             member.folder.artifacts(views[number], weights_digest(member.folder, views[number]))
             for member, views in zip(combining.members, reads, strict=True)
         ]
         for shard in task.shards(first.config, read, source):
             stored = tuple(
-                StoredMember(label, member.view, scores, place, shard)
-                for label, member, scores, place in zip(
-                    combining.row.of, combining.members, metrics, places, strict=True
+                StoredMember(label, member.view, scores, folder, shard)
+                for label, member, scores, folder in zip(
+                    combining.row.of, combining.members, metrics, folders, strict=True
                 )
             )
-            place = output_folder(combining, storage)
+            folder = output_folder(combining, storage)
             shards.append(
-                Shard(task.name, first.config, read, where, storage, combining.row.combine, shard, stored, place)
+                Shard(task.name, first.config, read, where, storage, combining.row.combine, shard, stored, folder)
             )
     return shards
 
@@ -234,9 +234,9 @@ class Actors:
         except ray.exceptions.RayError as error:
             failure = one_line(error)
             ray.kill(actor)
-            place = f"{piece.place.root}/{piece.shard}"
-            self.deaths[place] += 1
-            if self.deaths[place] < DEATHS:
+            path = f"{piece.place.root}/{piece.shard}"
+            self.deaths[path] += 1
+            if self.deaths[path] < DEATHS:
                 self.waiting.append(piece)
                 return None
         return piece, failure
@@ -264,6 +264,6 @@ def score(combining: Combining, storage: Storage) -> str | None:
 
 def summaries(combining: Combining, storage: Storage) -> dict[str, Arrays]:
     """Read what a combination is scored from: shard -> arrays."""
-    task, config, place = combining.task, combining.members[0].config, output_folder(combining, storage)
-    shards = shards_of(task, config, task.reads(combining.view), storage, place)
-    return {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}
+    task, config, folder = combining.task, combining.members[0].config, output_folder(combining, storage)
+    shards = shards_of(task, config, task.reads(combining.view), storage, folder)
+    return {shard: read_arrays(folder, f"{shard}/summary.npz") for shard in shards}

@@ -29,9 +29,9 @@ _EXCLUDED = (
     *(".git", ".venv", "venv", "results", "build", "dist", "node_modules", "*.egg-info", "__pycache__"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".index", ".ray"),
 )
-"""What is never uploaded, besides what `.gitignore` and `.rayignore` name."""
+"""Patterns of paths that are never uploaded, besides those in `.gitignore` and `.rayignore`."""
 COMMANDS = ("reproduce", "train", "sweep", "score", "report", "plan", "predict", "doctor")
-"""What makes sense as a job."""
+"""Commands that make sense as a job."""
 _UPLOAD = 500 * 2**20
 """Bytes that Ray takes at most of a folder; ours is counted unpacked, as photographs and weights do not shrink."""
 ANSWER = 10.0
@@ -156,15 +156,15 @@ def environment(storage: str, folder: Path) -> dict[str, str]:
     variables = {"RETABLE_STORAGE": storage}
     if made := commit.of_checkout(folder):
         variables[commit.VARIABLE] = made
-    places = []
-    for place in filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)):
-        path = Path(os.path.abspath(place))
+    entries = []
+    for entry in filter(None, os.environ.get("RETABLE_TASKS", "").split(os.pathsep)):
+        path = Path(os.path.abspath(entry))
         if path.exists() and not path.is_relative_to(folder):
             raise UserError(
                 f"RETABLE_TASKS names {path}, which is outside of {folder}; use --working-dir, or move it there"
             )
-        places.append(str(path.relative_to(folder)) if path.exists() else place)
-    return variables | ({"RETABLE_TASKS": os.pathsep.join(places)} if places else {})
+        entries.append(str(path.relative_to(folder)) if path.exists() else entry)
+    return variables | ({"RETABLE_TASKS": os.pathsep.join(entries)} if entries else {})
 
 
 def _check_upload(folder: Path) -> None:

@@ -168,10 +168,10 @@ def give_notice(folders: Sequence[RunFolder]) -> None:
     if not processes:
         return
     _send_sigterm(processes)
-    others = [each for each in processes if each[0] != lease.process_namespace()]
+    others = [process for process in processes if process[0] != lease.process_namespace()]
     for node in alive_nodes() if others else ():
-        there = On(node["NodeID"], soft=False)
-        ray.remote(num_cpus=0, max_retries=0)(_send_sigterm).options(scheduling_strategy=there).remote(others)
+        on_node = On(node["NodeID"], soft=False)
+        ray.remote(num_cpus=0, max_retries=0)(_send_sigterm).options(scheduling_strategy=on_node).remote(others)
     over = time.monotonic() + _GRACE
     while time.monotonic() < over:
         alive_runs = [(folder, record) for folder, record in alive_runs if not lease.is_over(_newest_record(folder))]
@@ -188,7 +188,7 @@ def _newest_record(folder: RunFolder) -> dict[str, Any]:
 def _send_sigterm(processes: Sequence[tuple[str, int, float]]) -> None:
     """Send SIGTERM to the processes of this namespace: (process namespace, pid, when it started)."""
     here = lease.process_namespace()
-    for place, pid, born in processes:
-        if place == here and not lease.is_over({"place": place, "pid": pid, "born": born}):
+    for namespace, pid, born in processes:
+        if namespace == here and not lease.is_over({"place": namespace, "pid": pid, "born": born}):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

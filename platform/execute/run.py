@@ -39,7 +39,7 @@ def execute(work: Plan, resources: Resources, finish: Callable[[], object] = lam
             on, work = work.measure_on, work.again()
             work.measure_on = on
         work.data_notes()  # data that do not fit are refused before Ray starts
-        in_groups = any(resources.needs(each.task, each.config, 0.0).workers > 1 for each in work.missing)
+        in_groups = any(resources.needs(training.task, training.config, 0.0).workers > 1 for training in work.missing)
         with ray_cluster(nested=in_groups):
             check_nodes(work.storage)
             if work.measure_on and work.unmeasured:

@@ -48,10 +48,10 @@ def train_all(plan: Plan, launch: Launch, after: After | None = None) -> dict[st
     resources = launch.resources
     jobs: list[Sequence[Training]] = []
     for group in plan.groups.values():
-        needs = largest(resources.needs(each.task, each.config, gpus) for each in group)
+        needs = largest(resources.needs(training.task, training.config, gpus) for training in group)
         jobs += stacks(group, stack_size(needs, gpus, resources.stack, len(todo)))
     jobs.sort(key=lambda stack: min(map(plan.start_order, stack)))
-    takes = [largest(resources.needs(each.task, each.config, gpus) for each in stack) for stack in jobs]
+    takes = [largest(resources.needs(training.task, training.config, gpus) for training in stack) for stack in jobs]
     for needs in set(takes):
         check(needs)
     with ProgressBoard("training", len(todo), sum(t.task.cost(t.config) for t in todo)).show() as board:
@@ -131,16 +131,18 @@ class Scheduler:
         trainings = [training for stack in self.stacks for training in stack]
         self.readers = {data_key(training): training for training in trainings}
         """Key of a dataset -> any training that reads it."""
-        self.jobs = {train_key(each.folder.path): job for job, stack in enumerate(self.stacks) for each in stack}
+        self.jobs = {train_key(member.folder.path): job for job, stack in enumerate(self.stacks) for member in stack}
         """Key of a training -> its job."""
-        self.blocked = {job: {train_key(each.folder.path) for each in stack} for job, stack in enumerate(self.stacks)}
+        self.blocked = {
+            job: {train_key(member.folder.path) for member in stack} for job, stack in enumerate(self.stacks)
+        }
         """Job -> the keys of its members that may not start yet."""
         self.order = Order(train_nodes(trainings, self.launch.storage, self.shared))
         self.parents = {need for node in self.order.nodes.values() for need in node.needs}
         """Keys that others wait for."""
         self.lost: dict[str, str] = {}
         """Key of a training that gives its children no weights -> why, in words."""
-        self.datasets.reserve(each.task.dataset.where(each.config) for each in trainings)
+        self.datasets.reserve(member.task.dataset.where(member.config) for member in trainings)
         self.release_ready()
 
     def trainings(self, spec: Spec) -> list[Training]:
@@ -150,8 +152,13 @@ class Scheduler:
     def runs_of(self, spec: Mapping[str, object]) -> list[RunProgress]:
         """Return the same for the progress display."""
         return [
-            RunProgress(name_of(each, self.shared), each.folder, each.config.epochs, each.task.cost(each.config))
-            for each in self.trainings(spec)
+            RunProgress(
+                name_of(training, self.shared),
+                training.folder,
+                training.config.epochs,
+                training.task.cost(training.config),
+            )
+            for training in self.trainings(spec)
         ]
 
     def where(self, spec: Mapping[str, object]) -> str:
@@ -213,7 +220,7 @@ class Scheduler:
             self.datasets.board.fail(
                 node.label(), f"not begun: its parent, {self.order.nodes[need].label()}, {self.lost[need]}"
             )
-            training = next(each for each in self.stacks[self.jobs[key]] if train_key(each.folder.path) == key)
+            training = next(member for member in self.stacks[self.jobs[key]] if train_key(member.folder.path) == key)
             self.datasets.release(training.task.dataset.where(training.config), 1, users=0)
 
     def enqueue(self, spec: Spec) -> None:
@@ -245,7 +252,7 @@ class Scheduler:
     def stop(self) -> None:
         """Drop every trial that has not started."""
         left = [*self.ready, *(spec for spec, _ in self.held_by_others.values())]
-        blocked = [train_key(each.folder.path) for job in self.blocked for each in self.stacks[job]]
+        blocked = [train_key(training.folder.path) for job in self.blocked for training in self.stacks[job]]
         self.not_begun += sum(len(spec["members"]) for spec in left)
         self.not_begun += sum(key not in self.order.failed for key in blocked)
         for waiting in (self.ready, self.blocked, self.held_by_others):

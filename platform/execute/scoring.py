@@ -46,7 +46,7 @@ class ScoringTasks:
 
         self.scorings = {score_key(scoring): scoring for scoring in self.plan.unscored}
         predictions = {f"predict {key}": prediction for key, prediction in self.plan.predictions.items()}
-        read = {key for each in self.plan.unscored for key in predict_keys(each, each.reads)}
+        read = {key for evaluation in self.plan.unscored for key in predict_keys(evaluation, evaluation.reads)}
         items = self.scorings | {key: item for key, item in predictions.items() if key not in read}
         self.weights = {key: item.task.view_cost(item.config, item.view) for key, item in items.items()}
         """Keys of what the board counts: scorings, and predictions that are only joined."""
@@ -113,22 +113,24 @@ def predict_one(task_name: str, config: Config, view: View, folder: RunFolder, j
     try:
         with threads(1):  # a notebook that asks for scores keeps its own number
             source = _source_of(task, config, folder)
-            place = folder.artifacts(view, weights_digest(folder, view))
+            artifacts = folder.artifacts(view, weights_digest(folder, view))
             names = ("predictions.npz", "summary.npz") if joined else ("summary.npz",)
             weights, again = None, _begun_again()
             for shard in task.shards(config, view, source):
-                if all(place.exists(f"{shard}/{name}") for name in names):
+                if all(artifacts.exists(f"{shard}/{name}") for name in names):
                     continue
                 if again:
-                    _count_death(place, shard)
+                    _count_death(artifacts, shard)
                     again = False
                 weights = weights or folder.weights(view.epoch)
                 predictions = task.predict(config, view, weights, source, shard)
                 if joined:
-                    write_arrays(place, f"{shard}/predictions.npz", predictions)
-                write_arrays(place, f"{shard}/summary.npz", task.summarise(config, view, predictions, source, shard))
+                    write_arrays(artifacts, f"{shard}/predictions.npz", predictions)
+                write_arrays(
+                    artifacts, f"{shard}/summary.npz", task.summarise(config, view, predictions, source, shard)
+                )
             if weights is not None:
-                place.remove("deaths.json")
+                artifacts.remove("deaths.json")
                 folder.folder.remove(f"views/{view_key(view)}/{TRACEBACK}")
     except Exception as error:
         return failed(folder, view, error)
@@ -142,18 +144,18 @@ def _begun_again() -> bool:
     return ray.is_initialized() and ray_compat.task_attempt() > 0
 
 
-def _count_death(place: Storage, shard: str) -> None:
+def _count_death(artifacts: Storage, shard: str) -> None:
     """Count a process that died while predicting a shard: a lost machine is no fault of the shard, three are.
 
     Raises:
         UserError: where it is no accident any more.
     """
-    before = place.read_json("deaths.json") if place.exists("deaths.json") else {}
+    before = artifacts.read_json("deaths.json") if artifacts.exists("deaths.json") else {}
     died = before.get(shard, 0) + 1
     if died >= DEATHS:
-        place.remove("deaths.json")
+        artifacts.remove("deaths.json")
         raise UserError(f"its process died {DEATHS} times at {shard}; it may need more memory than there is")
-    place.write_json("deaths.json", {shard: died})
+    artifacts.write_json("deaths.json", {shard: died})
 
 
 def _source_of(task: Task, config: Config, folder: RunFolder) -> Source:
@@ -187,13 +189,13 @@ def summaries(task: Task, config: Config, view: View, folder: RunFolder) -> dict
     """Read what a view of a finished run is scored from: shard -> arrays."""
     arrays: dict[str, Arrays] = {}
     for read in task.reads(view):
-        place = folder.artifacts(read, weights_digest(folder, read))
-        shards = shards_of(task, config, [read], folder.storage, place)
-        arrays |= {shard: read_arrays(place, f"{shard}/summary.npz") for shard in shards}
+        artifacts = folder.artifacts(read, weights_digest(folder, read))
+        shards = shards_of(task, config, [read], folder.storage, artifacts)
+        arrays |= {shard: read_arrays(artifacts, f"{shard}/summary.npz") for shard in shards}
     return arrays
 
 
-def shards_of(task: Task, config: Config, reads: Sequence[View], storage: Storage, place: Storage) -> list[str]:
+def shards_of(task: Task, config: Config, reads: Sequence[View], storage: Storage, folder: Storage) -> list[str]:
     """Return the shards of views: as the dataset has them or, where it is not here, as a bundle listed them.
 
     Args:
@@ -201,14 +203,14 @@ def shards_of(task: Task, config: Config, reads: Sequence[View], storage: Storag
         config: of the run.
         reads: the views.
         storage: where the dataset lies.
-        place: the folder of the shards, with `shards.json` where they came in a bundle.
+        folder: the folder of the shards, with `shards.json` where they came in a bundle.
 
     Raises:
         UserError: if the list is damaged.
         FileNotFoundError: if there is neither a dataset nor a list.
     """
     where = task.dataset.where(config)
-    if not storage.exists(f"data/{where}/dataset.json") and (listed := listed_shards(place)) is not None:
+    if not storage.exists(f"data/{where}/dataset.json") and (listed := listed_shards(folder)) is not None:
         return listed
     source = Source.of(storage, where)
     return [shard for read in reads for shard in task.shards(config, read, source)]
@@ -275,7 +277,7 @@ def measure_all(plan: Plan, resources: Resources) -> dict[str, str]:
             board.stop("a node")
         else:
             node = ray.get_runtime_context().get_node_id()
-        capacity = next((each["Resources"] for each in alive_nodes() if each["NodeID"] == node), None)
+        capacity = next((info["Resources"] for info in alive_nodes() if info["NodeID"] == node), None)
         if capacity is None:
             raise UserError(f"node {node}, which measurements wanted, is gone; run the command again")
         alone: dict[str, Any] = {
@@ -314,12 +316,12 @@ def _node_with(word: str) -> str:
     import ray
 
     probe = ray.remote(num_cpus=1, resources={resource_of(word): 0.001})(_current_node)  # no other node can run it
-    found = probe.remote()
-    if not ray.wait([found], timeout=WAIT)[0]:
-        for each in alive_nodes():
-            if resource_of(word) in each["Resources"]:
-                _note_who_holds(each["NodeID"], each["Resources"].get("CPU", 0.0))
-    node: str = ray.get(found)
+    ref = probe.remote()
+    if not ray.wait([ref], timeout=WAIT)[0]:
+        for info in alive_nodes():
+            if resource_of(word) in info["Resources"]:
+                _note_who_holds(info["NodeID"], info["Resources"].get("CPU", 0.0))
+    node: str = ray.get(ref)
     return node
 
 

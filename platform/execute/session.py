@@ -52,9 +52,9 @@ QUIET = {
 _SENT = ("RAY_ADDRESS", "RETABLE_TASKS", PATIENCE, commit.VARIABLE, *QUIET)
 """Variables that hold on every node of a cluster that is joined."""
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where a pod of Kubernetes finds who it is."""
+"""Folder in a Kubernetes pod that holds its service account and namespace."""
 _session = ExitStack()
-"""What `start_ray` has changed in this process, and `end_ray` restores."""
+"""Changes that `start_ray` made in this process; `end_ray` undoes them."""
 _starting, _users = threading.Lock(), 0
 """How many threads use a Ray that this process has started, held while it starts or ends."""
 _MESSAGES = "retable.txt"
@@ -220,13 +220,13 @@ def tell(message: str) -> None:
         file = Path(ray_compat.logs_folder(), _MESSAGES)
         with file.open("a") as kept:
             kept.write(f"{message}\n")
-        said = f"{plain(words.partition('. ')[0].rstrip('.'))} (more in {file})"
+        line = f"{plain(words.partition('. ')[0].rstrip('.'))} (more in {file})"
     except OSError:  # another user's folder, or Ray has ended
-        said = plain(words, 2000)
+        line = plain(words, 2000)
     handler = signal.getsignal(signal.SIGTERM)
     interrupted = isinstance(handler, Interrupt) and handler.received  # then we end our processes ourselves
     if _RETRIED not in words and not interrupted:  # that a process was lost was said
-        errors.print(f"note: Ray: {said}", markup=False)
+        errors.print(f"note: Ray: {line}", markup=False)
 
 
 def end_ray() -> None:
@@ -367,7 +367,7 @@ def gone(node: str, error: Exception) -> bool:
     """Return whether a node has vanished: Ray notices that after a while."""
     from ray.exceptions import NodeDiedError, TaskUnschedulableError
 
-    return node not in {each["NodeID"] for each in alive_nodes()} or isinstance(
+    return node not in {info["NodeID"] for info in alive_nodes()} or isinstance(
         error, (TaskUnschedulableError, NodeDiedError)
     )
 
@@ -495,11 +495,11 @@ def resource_of(word: str) -> str:
     Raises:
         UserError: where no node has it, nor may have it.
     """
-    known = {*cluster_resources(), *growth()}
-    matching = [name for name in (word, f"accelerator_type:{word}") if name in known]
+    names = {*cluster_resources(), *growth()}
+    matching = [name for name in (word, f"accelerator_type:{word}") if name in names]
     if not matching:
         usual = re.compile(r"CPU|memory|object_store_memory|node:.*")
-        available = sorted(name.removeprefix("accelerator_type:") for name in known if not usual.fullmatch(name))
+        available = sorted(name.removeprefix("accelerator_type:") for name in names if not usual.fullmatch(name))
         has = f"; they have {', '.join(available)}" if available else ""
         raise UserError(
             f"--measure-on {word}: no node of the cluster has such a resource{has}; start one with "

@@ -55,9 +55,9 @@ def of_cluster(address: str) -> dict[str, object]:
         ("actors", ("PENDING_CREATION",), "required_resources"),
         ("placement_groups", ("PENDING", "RESCHEDULING"), "bundles"),
     ):
-        for each in listing(address, kind):
-            if each.get("state") in states:
-                waiting[f"{kind.replace('_', ' ')[:-1]}: {amounts(each.get(key))}"] += 1
+        for entry in listing(address, kind):
+            if entry.get("state") in states:
+                waiting[f"{kind.replace('_', ' ')[:-1]}: {amounts(entry.get(key))}"] += 1
     return {"nodes": [_node_of(node) for node in nodes], "waiting": dict(waiting)}
 
 
@@ -86,5 +86,5 @@ def _node_of(node: Mapping[str, Any]) -> dict[str, object]:
 def amounts(wanted: Any) -> str:
     """Write resources as people read them."""
     if isinstance(wanted, list):
-        return " + ".join(amounts(each.get("unit_resources", each)) for each in wanted) or "nothing"
+        return " + ".join(amounts(bundle.get("unit_resources", bundle)) for bundle in wanted) or "nothing"
     return ", ".join(f"{name} {amount:g}" for name, amount in (wanted or {}).items()) or "nothing"

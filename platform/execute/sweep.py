@@ -67,7 +67,7 @@ class Point:
     ended: bool = False
     """Finished, or stopped early by the scheduler; else it failed or was interrupted."""
     note: str = ""
-    """Why there is no value: `diverged`, or what failed."""
+    """Reason why there is no value: `diverged`, or what failed."""
 
     @property
     def key(self) -> str:
@@ -88,7 +88,7 @@ class SweepResult:
     points: Sequence[Point]
     """Best first; then those without a value."""
     files: str = ""
-    """Where its files are written, without `.json`, `.csv` and `.png`."""
+    """Location of its files, without the suffixes `.json`, `.csv` and `.png`."""
 
     @property
     def best(self) -> Point:
@@ -155,19 +155,19 @@ class SweepResult:
 
     def _draw(self, panel: Any, path: str) -> None:
         valued = [point for point in self.points if point.value is not None]
-        places = [point.overrides[path] for point in valued]
-        if all(isinstance(place, (int, float)) and not isinstance(place, bool) for place in places):
-            if _is_logarithmic(self.space.domains[path], places):
+        xs = [point.overrides[path] for point in valued]
+        if all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in xs):
+            if _is_logarithmic(self.space.domains[path], xs):
                 panel.set_xscale("log")
         else:
-            names = list(dict.fromkeys(describe({"": place})[1:] for place in places))
-            places = [names.index(describe({"": place})[1:]) for place in places]
+            names = list(dict.fromkeys(describe({"": x})[1:] for x in xs))
+            xs = [names.index(describe({"": x})[1:]) for x in xs]
             panel.set_xticks(range(len(names)), names, rotation=30 if len(names) > 3 else 0)
             panel.margins(x=0.2)
         panel.set_xlabel(path)
-        panel.scatter(places, [point.value for point in valued], s=18, color="0.4")
+        panel.scatter(xs, [point.value for point in valued], s=18, color="0.4")
         if valued:
-            best = [place for place, point in zip(places, valued, strict=True) if point.value == self.best.value]
+            best = [x for x, point in zip(xs, valued, strict=True) if point.value == self.best.value]
             panel.scatter(best[1:], [self.best.value] * (len(best) - 1), s=60, facecolors="none", edgecolors="C3")
             panel.scatter(best[:1], [self.best.value], s=90, marker="*", color="C3", zorder=3)
 
@@ -265,8 +265,8 @@ class Sweep:
         space, task = self.space, self.task
         digests = sorted({str(data_digest(self.storage, task.dataset.where(config))) for config in configs})
         how = [space.metric, space.mode, space.search, space.scheduler, space.domains]
-        known = [task.version, *how, digests, flatten(self.base), flatten(self.view({}))]
-        text = json.dumps(known, sort_keys=True, default=_named)
+        parts = [task.version, *how, digests, flatten(self.base), flatten(self.view({}))]
+        text = json.dumps(parts, sort_keys=True, default=_named)
         return f"sweeps/{self.name}-{sha256(text.encode())[:8]}"
 
 
@@ -326,18 +326,22 @@ def run_sweep(
         changes=changes,
         storage=storage,
     )
-    known = chosen.points()
-    configs = [sweep.config(point) for point in known] or _configs_of_data(sweep)
+    candidates = chosen.points()
+    configs = [sweep.config(point) for point in candidates] or _configs_of_data(sweep)
     storage.check_writable()
     prepare_data(sweep.plan(configs).trainings.values(), storage)
     path = sweep.path(configs)
-    if known:  # from now on `gc` keeps their runs, and what these start from
-        _write_points(storage, f"{path}.json", [Point(dict(each), sweep.folder(each).fingerprint) for each in known])
+    if candidates:  # from now on `gc` keeps their runs, and what these start from
+        _write_points(
+            storage,
+            f"{path}.json",
+            [Point(dict(candidate), sweep.folder(candidate).fingerprint) for candidate in candidates],
+        )
     stops = chosen.scheduler is not None and sweep.base.epochs > 1
-    if known and not stops:
-        points = _run_plan(sweep, known, resources, f"{path}.json")
+    if candidates and not stops:
+        points = _run_plan(sweep, candidates, resources, f"{path}.json")
     else:
-        points = _run_trials(sweep, known, configs, resources, f"{path}.json")
+        points = _run_trials(sweep, candidates, configs, resources, f"{path}.json")
     valued = [point for point in points if point.value is not None]
     best_first = sorted(valued, key=lambda point: point.value or 0.0, reverse=chosen.mode == "max")
     rest = [point for point in points if point.value is None]
@@ -364,14 +368,14 @@ def _configs_of_data(sweep: Sweep) -> list[Config]:
     return [sweep.config(dict(zip(choices, values, strict=True))) for values in itertools.product(*choices.values())]
 
 
-def _run_plan(sweep: Sweep, known: Sequence[Mapping[str, object]], resources: Resources, path: str) -> list[Point]:
+def _run_plan(sweep: Sweep, candidates: Sequence[Mapping[str, object]], resources: Resources, path: str) -> list[Point]:
     """Train each config of the points once, and score every view of it, as a table's rows are."""
-    configs, views = [sweep.config(point) for point in known], [sweep.view(point) for point in known]
+    configs, views = [sweep.config(point) for point in candidates], [sweep.view(point) for point in candidates]
     plan = sweep.plan(configs, views)
     shared, failures = plan.shared, execute(plan, resources)
     plan = sweep.plan(configs, views)
     points: dict[str, Point] = {}
-    for overrides, view in zip(known, views, strict=True):
+    for overrides, view in zip(candidates, views, strict=True):
         folder = sweep.folder(overrides)
         scoring, training = plan.scorings[f"{folder.path}/{view_key(view)}"], plan.trainings[folder.path]
         point = Point(dict(overrides), folder.fingerprint, ended=training.status in ENDED)
@@ -409,15 +413,15 @@ def note_value(point: Point, sweep: Sweep, last: Report) -> None:
 
 
 def _run_trials(
-    sweep: Sweep, known: Sequence[Mapping[str, object]], configs: Sequence[Config], resources: Resources, path: str
+    sweep: Sweep, candidates: Sequence[Mapping[str, object]], configs: Sequence[Config], resources: Resources, path: str
 ) -> list[Point]:
     """Run points as trials of Tune: those that a scheduler may stop, and those that a searcher draws."""
     _train_parents(sweep, configs, resources)
     journal = _Journal(sweep.storage, path, {point.key: point for point in read_points(sweep.storage, path)})
-    initial = known or [point.overrides for point in journal.points.values()]
+    initial = candidates or [point.overrides for point in journal.points.values()]
     todo = [point for point in initial if not journal.point(sweep, point).ended]
     ended = sum(point.ended for point in journal.points.values())
-    rest = 0 if known else (sweep.space.samples or SAMPLES) - ended - len(todo)
+    rest = 0 if candidates else (sweep.space.samples or SAMPLES) - ended - len(todo)
     if todo or rest > 0:
         nested = resources.needs(sweep.task, sweep.base, 0.0).workers > 1
         with ray_cluster(nested=nested):
@@ -500,15 +504,15 @@ def _run_known(points: Sequence[Mapping[str, object]], launch: SweepLaunch, jour
 def _run_searcher(samples: int, launch: SweepLaunch, journal: _Journal) -> None:
     """Run points that a searcher draws; it is given those that were tried before."""
     space = launch.sweep.space
-    known = [point for point in journal.points.values() if point.value is not None]
+    evaluated = [point for point in journal.points.values() if point.value is not None]
     search = space.searcher(
-        seed=len(known),
-        random_state_seed=len(known),
-        points_to_evaluate=[point.overrides for point in known] or None,
-        evaluated_rewards=[point.value for point in known] or None,
+        seed=len(evaluated),
+        random_state_seed=len(evaluated),
+        points_to_evaluate=[point.overrides for point in evaluated] or None,
+        evaluated_rewards=[point.value for point in evaluated] or None,
     )
     if not _takes_values(search):
-        samples += len(known)  # it cannot be told of values: it tries the points again, which are there
+        samples += len(evaluated)  # it cannot be told of values: it tries the points again, which are there
     one = {} if space.trains_apart else {"max_concurrent_trials": 1}
     _run_trials_of(space.domains, samples, launch, journal, search_alg=search, num_samples=samples, **one)
 

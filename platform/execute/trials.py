@@ -135,7 +135,7 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
     ]
     over, again = ((), ("diverged",)) if job.retry else (("diverged",), ())
     anew = ("data changed", "weights not kept", "weights not sent", *again)
-    todo = [each for each in every if status(each[2], each[1], digest, weights=True) not in ("done", *over)]
+    todo = [run for run in every if status(run[2], run[1], digest, weights=True) not in ("done", *over)]
     steps = [set(folder.checkpoints()) for _, _, folder, _ in todo]
     step = max(set.intersection(*steps), default=0) if steps else 0
     ours, taken = [], []
@@ -156,7 +156,7 @@ def claim_members(job: Job, launch: Launch, work: str) -> tuple[Members, list[Ru
             ours.append((config, keep, folder, attempt))
     except BaseException as error:
         if isinstance(error, lease.Died):  # with all members of its stack
-            for folder in [each for _, _, each, _ in todo if lease.is_free(each, work)]:
+            for folder in [run for _, _, run, _ in todo if lease.is_free(run, work)]:
                 folder.fail(str(error))
         lease.release([attempt for *_, attempt in ours])
         raise
@@ -407,7 +407,7 @@ def _trainer_of(members: Members, launch: Launch, needs: Requirements) -> TorchT
     from ray.tune.integration.ray_train import TuneReportCallback
 
     share = cpu_share(needs.workers)
-    each = {"CPU": share, "memory": trial_memory(share, needs.gpus, needs.memory)}
+    per_worker = {"CPU": share, "memory": trial_memory(share, needs.gpus, needs.memory)}
     return TorchTrainer(
         _train_worker,
         train_loop_config={"members": members, "launch": launch},
@@ -415,7 +415,7 @@ def _trainer_of(members: Members, launch: Launch, needs: Requirements) -> TorchT
         scaling_config=ray.train.ScalingConfig(
             num_workers=needs.workers,
             use_gpu=needs.gpus > 0,
-            resources_per_worker=each | ({"GPU": needs.gpus} if needs.gpus else {}),
+            resources_per_worker=per_worker | ({"GPU": needs.gpus} if needs.gpus else {}),
         ),
         run_config=ray.train.RunConfig(
             name=f"train-{uuid.uuid4().hex[:12]}",  # one used before would make Train resume its own snapshot
@@ -447,11 +447,11 @@ def _train_worker(settings: Mapping[str, Any]) -> None:
 
     from retable.platform.train.worker import Worker
 
-    place = ray.train.get_context()
+    context = ray.train.get_context()
     device = "cuda" if settings["members"].job.needs.gpus else "cpu"
-    rank, members = place.get_world_rank(), settings["members"]
+    rank, members = context.get_world_rank(), settings["members"]
     with preemption.worker_preemption(members.attempts, rank) as written:
-        worker = Worker(rank, place.get_world_size(), device, ray.train.report, **_preemption_hooks(written))
+        worker = Worker(rank, context.get_world_size(), device, ray.train.report, **_preemption_hooks(written))
         with traceback_carried(), timeouts_told_apart():
             train_job(members, settings["launch"], worker)
 
