@@ -72,8 +72,8 @@ def _behind(plan: Plan, name: str, row: AnyRow, replicates: Iterable[Replicate])
     """Return the replicates that a row's numbers are from; of a combined row, those of its members."""
     if not isinstance(row, Combined):
         return list(replicates)
-    joined = [each.axes for each in replicates]
-    return [each for label in row.of for each in plan.replicates[name][label] if each.axes in joined]
+    joined = [replicate.axes for replicate in replicates]
+    return [replicate for label in row.of for replicate in plan.replicates[name][label] if replicate.axes in joined]
 
 
 def _published_data(storage: Storage, task: Task, row: AnyRow, behind: Iterable[Replicate]) -> bool:
@@ -81,7 +81,7 @@ def _published_data(storage: Storage, task: Task, row: AnyRow, behind: Iterable[
     if isinstance(row, Measurement) and not row.reads_data:
         return True
     readers: dict[str, list[RunFolder]] = {}
-    for config in (config for each in behind for config in lineage(each.config)):
+    for config in (config for replicate in behind for config in lineage(replicate.config)):
         readers.setdefault(task.dataset.where(config), []).append(RunFolder.of(storage, task, config))
     infos = [data_info(storage, where, runs) for where, runs in readers.items()]
     return all(info is not None and task.dataset.published(info) for info in infos)
@@ -99,13 +99,13 @@ def _alike(row: AnyRow, printed: AnyRow) -> bool:
 def _expanded(task: Task, table: AnyTable, row: AnyRow, rows: Mapping[str, AnyRow]) -> list[Replicate]:
     """Return the replicates that a published row has; of a combined row, those of its members."""
     members = [rows[label] for label in row.of if label in rows] if isinstance(row, Combined) else [row]
-    some = [each for each in members if not isinstance(each, Combined)]
-    return [replicate for each in some for replicate in expand(table, each, task.config(), task.view())]
+    some = [member for member in members if not isinstance(member, Combined)]
+    return [replicate for member in some for replicate in expand(table, member, task.config(), task.view())]
 
 
 def _setting(task: Task, behind: Iterable[Replicate], published: Iterable[Replicate]) -> list[str]:
     """Return where replicates differ from the published ones; seeds do not count."""
-    ours, theirs = ({_key(task, each) for each in some} for some in (behind, published))
+    ours, theirs = ({_key(task, replicate) for replicate in replicates} for replicates in (behind, published))
     return [_SETTING] if ours - theirs else [PART] if theirs - ours else []
 
 

@@ -74,7 +74,7 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
     rows: dict[str, list[Origin]] = {}
     for part in tables:
         for row in part.rows:
-            alone = [each.origin for each in row.replicates if not each.origin.members]
+            alone = [replicate.origin for replicate in row.replicates if not replicate.origin.members]
             for key in (row.label, *(f"{row.label}/{column.header}" for column in part.columns)):
                 rows[key] = rows.get(key) or alone
     if label not in rows:
@@ -136,7 +136,7 @@ def describe_table(part: FilledTable) -> Record:
                 "absent": row.absent,
                 "planned": row.planned,
                 "cells": [_cell(header, cell) for header, cell in zip(headers, row.cells, strict=True)],
-                "replicates": [_replicate(each) for each in row.replicates],
+                "replicates": [_replicate(replicate) for replicate in row.replicates],
             }
             for row in part.rows
         ],

@@ -88,8 +88,8 @@ def report_tables(where: Storage) -> list[FilledTable]:
         UserError: where there is no report, or only one of an older version.
     """
     folder = where / "report" if where.folders("report") or where.exists("report/index.html") else where
-    places = [where, *(where / f"measured/{name}" for name in where.list("measured"))]
-    asked = {name for place in places for name in place.list("tables")}
+    storages = [where, *(where / f"measured/{name}" for name in where.list("measured"))]
+    asked = {name for storage in storages for name in storage.list("tables")}
     tables = []
     for name in folder.list(""):
         if name.endswith(".json") and (folder is where or name in asked):

@@ -32,11 +32,11 @@ def findings(task: str) -> list[str | Cited]:
     if task not in names() or not (file := folder(task) / "results" / "findings.md").is_file():
         return []
     pieces = _CITED.split(" ".join(file.read_text().split()))  # text, the five groups of a number, text, ...
-    found: list[str | Cited] = [pieces[0]]
+    fragments: list[str | Cited] = [pieces[0]]
     for start in range(1, len(pieces), 6):
         shown, table, row, column, published, text = pieces[start : start + 6]
-        found += [Cited(shown, table, row, column, published is not None), text]
-    return found
+        fragments += [Cited(shown, table, row, column, published is not None), text]
+    return fragments
 
 
 def as_text(pieces: Iterable[str | Cited]) -> str:

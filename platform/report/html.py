@@ -71,12 +71,12 @@ def bars(part: FilledTable) -> list[dict[str, object]]:
     ]
 
 
-def best(part: FilledTable, place: int) -> float | None:
+def best(part: FilledTable, index: int) -> float | None:
     """Return the best mean of a column, if the column says which numbers are better; none at the smoke scale."""
-    better = part.columns[place].better
+    better = part.columns[index].better
     if part.scale == SMOKE or better is None:
         return None
-    means = [mean for row in part.rows if (mean := row.cells[place].mean) is not None and math.isfinite(mean)]
+    means = [mean for row in part.rows if (mean := row.cells[index].mean) is not None and math.isfinite(mean)]
     return (max if better == "higher" else min)(means, default=None)
 
 
@@ -119,10 +119,10 @@ def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[
 
 def total(papers: Sequence[Paper]) -> Mapping[Status, int]:
     """Return how many claims of all papers have each verdict; those of the smoke scale have none."""
-    found: Counter[Status] = Counter()
+    counts: Counter[Status] = Counter()
     for paper in papers:
-        found.update({} if paper.scales == [SMOKE] else paper.counts)
-    return {status: found[status] for status in forms.ORDER if found[status]}
+        counts.update({} if paper.scales == [SMOKE] else paper.counts)
+    return {status: counts[status] for status in forms.ORDER if counts[status]}
 
 
 def runs_of(parts: Sequence[FilledTable]) -> dict[str, Record]:
@@ -151,11 +151,11 @@ def _row_details(row: FilledRow) -> list[dict[str, object]]:
             ),
             "view": dict(replicate.origin.view or {}),
             "commands": list(replicate.commands),
-            "values": [cell.values[place] for cell in row.cells],
+            "values": [cell.values[index] for cell in row.cells],
             "diverged": replicate.diverged,
             "epochs": replicate.epochs,
         }
-        for place, replicate in enumerate(row.replicates)
+        for index, replicate in enumerate(row.replicates)
     ]
 
 
@@ -235,14 +235,14 @@ def render(parts: Sequence[FilledTable], storage: str, into: Storage, single: bo
 
 def meta(parts: Sequence[FilledTable], storage: str) -> list[str]:
     """Return when the newest run began, the commits of the runs, and their storage: of a local folder its name."""
-    made = [run["provenance"] for run in runs_of(parts).values()]
-    days = sorted({str(each.get("started", ""))[:10] for each in made} - {""})
-    commits = sorted({str(each.get("commit", ""))[:7] for each in made} - {"", "None"})
+    provenances = [run["provenance"] for run in runs_of(parts).values()]
+    days = sorted({str(provenance.get("started", ""))[:10] for provenance in provenances} - {""})
+    commits = sorted({str(provenance.get("commit", ""))[:7] for provenance in provenances} - {"", "None"})
     words = [" to ".join(dict.fromkeys((days[0], days[-1])))] if days else []
     if commits:
         words.append(f"commit {and_more(commits, 3)}")
     where = redact(storage) if "://" in storage else storage.rstrip("/").rpartition("/")[2]
-    return [*words, where, f"{len(made):,} runs"]
+    return [*words, where, f"{len(provenances):,} runs"]
 
 
 FOLDER = code_root() / "platform" / "report" / "templates"
@@ -253,5 +253,5 @@ def environment(*folders: Path) -> Environment:
     """Return the Jinja environment of the templates here and in other folders; all text is escaped."""
     from jinja2 import Environment, FileSystemLoader
 
-    place = FileSystemLoader([*folders, FOLDER])
-    return Environment(loader=place, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    loader = FileSystemLoader([*folders, FOLDER])
+    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)

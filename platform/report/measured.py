@@ -66,27 +66,27 @@ def take_in(tables: Collection[str], storage: Storage) -> None:
         file = bundle_of(task)
         if file is None:
             continue
-        place = place_of(task, file, storage)
-        if not place.exists(_WHOLE):
+        unpacked = place_of(task, file, storage)
+        if not unpacked.exists(_WHOLE):
             for old in storage.list("measured"):  # of a former version of the package
-                if old.rpartition("-")[0] == task and (storage / f"measured/{old}").root != place.root:
+                if old.rpartition("-")[0] == task and (storage / f"measured/{old}").root != unpacked.root:
                     storage.remove(f"measured/{old}")
-            unpack(file, place)
-            place.write(_WHOLE, "")
+            unpack(file, unpacked)
+            unpacked.write(_WHOLE, "")
         for name in tables:
             if task_of(name) == task:
-                _fill(name, place, storage)
+                _fill(name, unpacked, storage)
 
 
-def _fill(name: str, place: Storage, storage: Storage) -> None:
+def _fill(name: str, unpacked: Storage, storage: Storage) -> None:
     request = request_of(name, SCALE, {})
     path = f"tables/{request_slug(request)}.json"
-    if place.exists(path) or storage.exists(path):  # the user's own comes first
+    if unpacked.exists(path) or storage.exists(path):  # the user's own comes first
         return
-    with place.snapshot() as snapshot:
-        part = keep_section(request, table_of(request), place, storage / "report", snapshot)
+    with unpacked.snapshot() as snapshot:
+        part = keep_section(request, table_of(request), unpacked, storage / "report", snapshot)
     if part.filled:
-        place.write_json(path, request)
+        unpacked.write_json(path, request)
 
 
 if __name__ == "__main__":

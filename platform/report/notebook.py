@@ -124,7 +124,7 @@ def _plan_facts(plan: Plan) -> dict[str, str]:
     return {
         "trainings": f"{len(plan.trainings)}" + (f" ({counted})" if counted else ""),
         "evaluations": f"{len(plan.scorings)} ({len(plan.unscored)} to do)",
-        "combinations": f"{len({each.path for each in plan.combinings})} ({len(plan.uncombined)} to do)",
+        "combinations": f"{len({combining.path for combining in plan.combinings})} ({len(plan.uncombined)} to do)",
         "measurements": f"{len(plan.timings)} ({len(plan.unmeasured)} to do)",
         "cost": f"{clock(plan.cost)} of one CPU core (rough)",
         "changed by": describe(plan.changes) or "nothing",

@@ -100,7 +100,7 @@ class Unpacked:
     combinations: int = 0
     measurements: int = 0
     kept: list[str] = field(default_factory=list)
-    """What is here already, and was left as it is: `run <fingerprint>`, or a path."""
+    """Contents that exist here already and were left as they are: `run <fingerprint>`, or a path."""
     other_data: list[str] = field(default_factory=list)
     """Runs that were taken, and do not count: the dataset here has another digest."""
     other_version: list[str] = field(default_factory=list)
@@ -108,8 +108,8 @@ class Unpacked:
 
     def lines(self) -> list[str]:
         """Return what was taken, and what was not, in words."""
-        about, requested = self.about, [each for each in self.about["tables"] if isinstance(each, dict)]
-        tables = list(dict.fromkeys(f"{each.get('table')} at scale {each.get('scale')}" for each in requested))
+        about, requested = self.about, [request for request in self.about["tables"] if isinstance(request, dict)]
+        tables = list(dict.fromkeys(f"{request.get('table')} at scale {request.get('scale')}" for request in requested))
         counts = {"unfinished runs": len(self.resumed), "combinations": self.combinations}
         parts = counted(len(self.runs), counts | {"measurements": self.measurements})
         skipped = {
@@ -180,7 +180,10 @@ def requests(
             return kept
         loadable = [task for task in map(find_loadable, tasks.names()) if task and scale in task.scales()]
         tables = [f"{task.name}/{table}" for task in loadable for table in task.tables()]
-    return {f"{request_slug(each)}.json": each for each in (request_of(name, scale, changes, rows) for name in tables)}
+    return {
+        f"{request_slug(requested)}.json": requested
+        for requested in (request_of(name, scale, changes, rows) for name in tables)
+    }
 
 
 def plan_of(request: Request, storage: Storage) -> Plan:
@@ -304,19 +307,19 @@ class _Packer:
     def _add_summaries(self, scoring: Scoring) -> None:
         """Add what the scores of a view were computed from, which claims and figures read."""
         for view in scoring.reads:
-            place = scoring.folder.artifacts(view, weights_digest(scoring.folder, view))
-            self._add_shards(scoring, [view], place, "summary.npz")
+            artifacts = scoring.folder.artifacts(view, weights_digest(scoring.folder, view))
+            self._add_shards(scoring, [view], artifacts, "summary.npz")
 
-    def _add_shards(self, scoring: Scoring, views: Sequence[View], place: Storage, name: str) -> None:
+    def _add_shards(self, scoring: Scoring, views: Sequence[View], artifacts: Storage, name: str) -> None:
         """Add a file of each shard, and their list, if all are there."""
-        path = place.root[len(self.storage.root) + 1 :]
+        path = artifacts.root[len(self.storage.root) + 1 :]
         if f"{path}/{SHARDS}" in self.files and name == "summary.npz":
             return
         try:
-            shards = shards_of(scoring.task, scoring.config, views, self.storage, place)
+            shards = shards_of(scoring.task, scoring.config, views, self.storage, artifacts)
         except (UserError, FileNotFoundError):  # neither the data nor a list of shards: they cannot be read here either
             return
-        if all(place.exists(f"{shard}/{name}") for shard in shards):
+        if all(artifacts.exists(f"{shard}/{name}") for shard in shards):
             for shard in shards:
                 self._file(f"{path}/{shard}/{name}")
             self._file(f"{path}/{SHARDS}", lambda: json.dumps(shards).encode())
@@ -347,8 +350,8 @@ class _Packer:
         for combining in plan.uncombined:
             for member in combining.members:
                 for view in combining.reads(member) if member.folder.outcome() is not None else ():
-                    place = member.folder.artifacts(view, weights_digest(member.folder, view))
-                    self._add_shards(member, [view], place, "predictions.npz")
+                    artifacts = member.folder.artifacts(view, weights_digest(member.folder, view))
+                    self._add_shards(member, [view], artifacts, "predictions.npz")
                     self._add_weights(member.folder, view.epoch)
 
 
@@ -471,7 +474,7 @@ class _Taker:
                 finish(pending)
         for _, run in sorted(self.begun):
             for taken in (self.result.runs, self.result.resumed):
-                taken[:] = [each for each in taken if each != run]
+                taken[:] = [digits for digits in taken if digits != run]
             self.result.kept.append(f"run {run}, which another command began meanwhile")
 
     def _wanted(self, member: Member) -> bool:
@@ -522,6 +525,6 @@ def _has_table(request: Request) -> bool:
 
 def finish(pending: list[Future[None]]) -> None:
     """Wait for what was begun, raise the first error, and forget it."""
-    for each in pending:
-        each.result()
+    for future in pending:
+        future.result()
     pending.clear()

@@ -18,7 +18,7 @@ PAPERS = ("weather", "style", "audio", "rl")
 """In this order; tasks of others come after them."""
 SCALES = tuple(reversed(tasks.SCALES))
 PUBLISHED = re.compile(r"(table|figure)(\d+)")
-"""How a paper's own tables and figures are named."""
+"""Pattern of the names of a paper's own tables and figures."""
 SILENT = (UNTESTED, NOT_JUDGED)
 """Verdicts that say nothing."""
 
@@ -35,17 +35,17 @@ class Section:
     def claims(self) -> list[tuple[FilledClaim, str]]:
         """The claims, each with its scale: judged at the larger one, at the smaller where it is tested there alone."""
         smaller = {claim.text: claim for claim in self.here.claims} if self.here else {}
-        found = []
+        pairs = []
         for claim in forms.in_order(self.part.claims):
             other = smaller.get(claim.text)
             turned = other is not None and claim.status in SILENT and other.status not in SILENT
-            found.append((other, self.here.scale) if turned and other and self.here else (claim, self.part.scale))
-        return found
+            pairs.append((other, self.here.scale) if turned and other and self.here else (claim, self.part.scale))
+        return pairs
 
-    def split(self, place: int) -> list[str]:
+    def split(self, index: int) -> list[str]:
         """Return what a column is split into: `here` where there is a smaller scale, then as `render.parts_of`."""
-        found = forms.parts_of(self.part, place)
-        return ["here", *found] if self.here else found
+        subcolumns = forms.parts_of(self.part, index)
+        return ["here", *subcolumns] if self.here else subcolumns
 
     def title(self, what: str) -> str:
         """Return the header of one part of a column."""
@@ -56,7 +56,7 @@ class Section:
     def row_here(self, label: str) -> tuple[int, FilledRow] | None:
         """Return the row of the smaller scale and its place, where it has results."""
         rows = enumerate(self.here.rows if self.here else ())
-        return next(((place, row) for place, row in rows if row.label == label and row.replicates), None)
+        return next(((index, row) for index, row in rows if row.label == label and row.replicates), None)
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,12 @@ def join(parts: Sequence[FilledTable]) -> list[Section]:
 
     Parts are in order, so that the largest scale of a table comes first; it takes the smallest one beside it.
     """
-    found: dict[str, list[FilledTable]] = {}
+    groups: dict[str, list[FilledTable]] = {}
     for part in parts:
         plain = part.filled and part.scale != tasks.SMOKE and not part.changes and not part.chosen
-        found.setdefault(part.name if plain else slug_of(part), []).append(part)
+        groups.setdefault(part.name if plain else slug_of(part), []).append(part)
     sections = []
-    for first, *others in found.values():
+    for first, *others in groups.values():
         sections += [Section(first, others.pop() if others else None), *map(Section, others)]
     return sections
 
@@ -147,9 +147,9 @@ def in_order(parts: Sequence[FilledTable]) -> list[FilledTable]:
         task, _, name = part.name.partition("/")
         own = PUBLISHED.fullmatch(name)
         paper = PAPERS.index(task) if task in PAPERS else len(PAPERS)
-        place = (own[1] == "figure", int(own[2]), "") if own else (True, 0, name)
+        position = (own[1] == "figure", int(own[2]), "") if own else (True, 0, name)
         changes = bool(part.changes), json.dumps(dict(part.changes), default=str)
-        return paper, task, own is None, place, rank(part.scale), *changes
+        return paper, task, own is None, position, rank(part.scale), *changes
 
     return sorted(parts, key=key)
 
@@ -184,22 +184,22 @@ def _line(paper: Paper, shipped: Sequence[FilledTable]) -> Line:
     key = next((part.key_number for part in own if part.key_number), None)
     if key is None:
         return Line(paper.name, filled)
-    found = {"published": "–"}
-    for place, parts in (("small", shipped), ("here", own)):
+    numbers = {"published": "–"}
+    for field, parts in (("small", shipped), ("here", own)):
         for part in parts:
             if part.key_number == key and key.row in {row.label for row in part.rows}:
                 form = next(column.format for column in part.columns if column.header == key.column)
                 cell = part.cell(key.row, key.column)
-                found |= {place: forms.measured(cell, form), "published": forms.number(cell.published, form)}
-    return Line(paper.name, filled, key.about, **found)
+                numbers |= {field: forms.measured(cell, form), "published": forms.number(cell.published, form)}
+    return Line(paper.name, filled, key.about, **numbers)
 
 
 def verdict_lines(parts: Sequence[FilledTable]) -> list[str]:
     """Return how many of the papers' claims, and of ours, have each verdict; the smoke scale judges none."""
     papers = papers_of(in_order([part for part in parts if part.scale != tasks.SMOKE]))
     claims = [claim for paper in papers for section in paper.sections for claim, _ in section.claims]
-    found = []
+    lines = []
     for whose, ours in (("of the papers:", False), ("ours:", True)):
         words = [f"{count} {status}" for status, count in forms.counts([c for c in claims if c.ours is ours]).items()]
-        found += [f"{whose} {', '.join(words)}"] if words else []
-    return found
+        lines += [f"{whose} {', '.join(words)}"] if words else []
+    return lines

@@ -32,17 +32,17 @@ def measured(cell: Cell, form: str) -> str:
     return number(cell.mean, form) + spread
 
 
-def parts_of(part: FilledTable, place: int) -> list[str]:
+def parts_of(part: FilledTable, index: int) -> list[str]:
     """Return the subcolumns of a column: `measured`, and `published` and `difference` if any row has them."""
-    cells = [row.cells[place] for row in part.rows]
+    cells = [row.cells[index] for row in part.rows]
     published = any(cell.published is not None for cell in cells)
     difference = any(cell.difference is not None for cell in cells)
     return ["measured", *(["published"] if published else []), *(["difference"] if difference else [])]
 
 
-def text_of(row: FilledRow, place: int, what: str, form: str) -> str:
+def text_of(row: FilledRow, index: int, what: str, form: str) -> str:
     """Write one part of a cell."""
-    cell = row.cells[place]
+    cell = row.cells[index]
     if what == "measured":
         return state(row) if cell.mean is None else measured(cell, form)
     return number(cell.published, form) if what == "published" else number(cell.difference, "+" + form)
@@ -50,10 +50,10 @@ def text_of(row: FilledRow, place: int, what: str, form: str) -> str:
 
 def grid(part: FilledTable) -> tuple[list[str], list[list[str]]]:
     """Return a table's header and lines as text: measured, and published and difference where there are any."""
-    split = [(place, column, what) for place, column in enumerate(part.columns) for what in parts_of(part, place)]
+    split = [(index, column, what) for index, column in enumerate(part.columns) for what in parts_of(part, index)]
     titles = {"measured": "{}", "published": "{} published", "difference": "difference"}
     header = ["", *(titles[what].format(column.header) for _, column, what in split)]
-    lines = [[label(row), *(text_of(row, place, what, column.format) for place, column, what in split)]
+    lines = [[label(row), *(text_of(row, index, what, column.format) for index, column, what in split)]
              for row in part.rows]  # fmt: skip
     return header, lines
 
@@ -77,14 +77,16 @@ def remarks(part: FilledTable) -> list[str]:
     notes = [f"Not there yet: {words}."] if lacking else []
     notes += [f"Corrupt, and in no number: {line}." for line in part.corrupt]
     for row in part.rows:
-        shown = [f"{each.epochs} ({describe(each.axes)})" for each in row.replicates if each.epochs]
+        shown = [f"{filled.epochs} ({describe(filled.axes)})" for filled in row.replicates if filled.epochs]
         where = f"{row.label}: epoch {and_more(shown, _REPLICATES)}"
         notes += [f"{where}, the best epoch's weights, as early stopping keeps them."] if shown else []
         why = sorted({replicate.diverged for replicate in row.replicates if replicate.diverged})
         notes += [f"Diverged, and in no number: {row.label} ({'; '.join(why)})."] if why else []
         cells = zip(*(cell.values for cell in row.cells), strict=True)
         lost = [
-            each.metrics for each, own in zip(row.replicates, cells, strict=False) if None in own and not each.diverged
+            filled.metrics
+            for filled, own in zip(row.replicates, cells, strict=False)
+            if None in own and not filled.diverged
         ]
         odd = sorted({name for metrics in lost for name, value in metrics.items() if not math.isfinite(value or 0.0)})
         notes += [f"Not finite, and in no number: {row.label} ({and_more(odd, 4)})."] if odd else []
@@ -93,14 +95,14 @@ def remarks(part: FilledTable) -> list[str]:
 
 def _empty_columns(part: FilledTable) -> Iterator[str]:
     """Yield a sentence for each column of which no run has the metric: its name may be misspelt."""
-    rows = [row for row in part.rows if any(not each.diverged for each in row.replicates)]
-    measured = sorted({name for row in rows for each in row.replicates for name in each.metrics})
-    for place, column in enumerate(part.columns):
-        if rows and not any(row.cells[place].measured for row in rows):
-            task, known = part.name.partition("/")[0], and_more(measured, 12)
+    rows = [row for row in part.rows if any(not replicate.diverged for replicate in row.replicates)]
+    measured = sorted({name for row in rows for replicate in row.replicates for name in replicate.metrics})
+    for index, column in enumerate(part.columns):
+        if rows and not any(row.cells[index].measured for row in rows):
+            task, names = part.name.partition("/")[0], and_more(measured, 12)
             kept = f" Scores are kept: if `evaluate` returns it only now, remove runs/{task}/*/views and run again."
             told = "" if own_folder(task) is None else kept  # the papers' raise their `version`
-            yield f"No run has the metric of column {column.header!r}; measured are {known}.{told}"
+            yield f"No run has the metric of column {column.header!r}; measured are {names}.{told}"
 
 
 def other_code(part: FilledTable) -> str:
@@ -125,9 +127,9 @@ def commits(part: FilledTable) -> str:
     named = Counter(name_of(run["provenance"]) for run in part.runs.values())
     untold = named.pop("", 0)
     names = sorted(named)
-    known = [name.removeprefix("commit ") for name in names if not name.startswith(UNKNOWN)]
-    words = [f"commit{'s' if len(known) > 1 else ''} {and_more(known, 5)}"] if known else []
-    words += [and_more([name for name in names if name.startswith(UNKNOWN)], 1)] if len(known) < len(names) else []
+    hashes = [name.removeprefix("commit ") for name in names if not name.startswith(UNKNOWN)]
+    words = [f"commit{'s' if len(hashes) > 1 else ''} {and_more(hashes, 5)}"] if hashes else []
+    words += [and_more([name for name in names if name.startswith(UNKNOWN)], 1)] if len(hashes) < len(names) else []
     words += [f"code not recorded for {untold} of {len(part.runs)} runs"] if untold else []
     return f"Measured by {'; '.join(words)}." if words else ""
 
@@ -135,25 +137,30 @@ def commits(part: FilledTable) -> str:
 def taken(part: FilledTable) -> str:
     """Return how long the trainings behind a table took, in words; a member of a stack has its share of the time."""
     every = [run.get("usage", {}) for run in part.runs.values()]
-    known = [usage for usage in every if "cpu_seconds" in usage]
-    if not known:
+    recorded = [usage for usage in every if "cpu_seconds" in usage]
+    if not recorded:
         return ""
-    core, gpu = (sum(usage.get(name, 0.0) for usage in known) for name in ("cpu_seconds", "gpu_seconds"))
+    core, gpu = (sum(usage.get(name, 0.0) for usage in recorded) for name in ("cpu_seconds", "gpu_seconds"))
     words = f"{clock(core)} of one core" + (f" and {clock(gpu)} of a GPU" if gpu else "")
-    lacking = f"; of {len(every) - len(known)} more it is not known" if len(known) < len(every) else ""
-    return f"Its trainings took {words} ({plural(len(known), 'run')}{lacking})."
+    lacking = f"; of {len(every) - len(recorded)} more it is not known" if len(recorded) < len(every) else ""
+    return f"Its trainings took {words} ({plural(len(recorded), 'run')}{lacking})."
 
 
 def sent(part: FilledTable) -> bool:
     """Return whether all results of a table came in bundles."""
-    found = [leaf for row in part.rows for each in row.replicates for leaf in each.origin.members or (each.origin,)]
-    return bool(found) and all(leaf.bundle for leaf in found)
+    leaves = [
+        leaf
+        for row in part.rows
+        for replicate in row.replicates
+        for leaf in replicate.origin.members or (replicate.origin,)
+    ]
+    return bool(leaves) and all(leaf.bundle for leaf in leaves)
 
 
 def bundled(part: FilledTable) -> list[str]:
     """Return how many of a table's results came in a bundle, and when and where each bundle was packed."""
-    results = {leaf.run: leaf for row in part.rows for each in row.replicates
-               for leaf in each.origin.members or (each.origin,)}  # fmt: skip
+    results = {leaf.run: leaf for row in part.rows for replicate in row.replicates
+               for leaf in replicate.origin.members or (replicate.origin,)}  # fmt: skip
     sources = Counter((o.bundle["packed"][:10], o.bundle["device"]) for o in results.values() if o.bundle)
     return [
         f"{count} of {len(results)} runs came in a bundle packed {day}{f'; measured on {device}' if device else ''}."
@@ -247,10 +254,10 @@ def latex(part: FilledTable) -> str:
 
     It needs the packages booktabs and siunitx; numbers are aligned at the decimal point.
     """
-    split = [parts_of(part, place) for place in range(len(part.columns))]
-    formats = [_format(part, place, what) for place, each in enumerate(split) for what in each]
-    top = [rf"\multicolumn{{{len(each)}}}{{c}}{{{_latex(column.header)}}}"
-           for column, each in zip(part.columns, split, strict=True)]  # fmt: skip
+    split = [parts_of(part, index) for index in range(len(part.columns))]
+    formats = [_format(part, index, what) for index, group in enumerate(split) for what in group]
+    top = [rf"\multicolumn{{{len(group)}}}{{c}}{{{_latex(column.header)}}}"
+           for column, group in zip(part.columns, split, strict=True)]  # fmt: skip
     lines = [
         f"% {part.name}, {' '.join(f'{about(part)}. {part.caution} {part.apart}'.split())}",
         r"% \usepackage{booktabs, siunitx}",
@@ -258,7 +265,7 @@ def latex(part: FilledTable) -> str:
         r"\toprule",
         " & ".join(["", *top]) + r" \\",
         *_rules(split),
-        " & ".join(["", *(f"{{{what}}}" for each in split for what in each)]) + r" \\",
+        " & ".join(["", *(f"{{{what}}}" for group in split for what in group)]) + r" \\",
         r"\midrule",
         *(" & ".join([_first(label(row)), *_numbers(part, row, split)]) + r" \\" for row in part.rows),
         r"\bottomrule",
@@ -270,16 +277,16 @@ def latex(part: FilledTable) -> str:
 def _rules(split: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the line below each group of more than one column."""
     first = 2
-    for each in split:
-        if len(each) > 1:
-            yield rf"\cmidrule(lr){{{first}-{first + len(each) - 1}}}"
-        first += len(each)
+    for group in split:
+        if len(group) > 1:
+            yield rf"\cmidrule(lr){{{first}-{first + len(group) - 1}}}"
+        first += len(group)
 
 
-def _format(part: FilledTable, place: int, what: str) -> str:
+def _format(part: FilledTable, index: int, what: str) -> str:
     """Return the column of siunitx that holds a column's widest number."""
-    form = part.columns[place].format
-    values = [text for row in part.rows if _ALIGNED.fullmatch(text := text_of(row, place, what, form))]
+    form = part.columns[index].format
+    values = [text for row in part.rows if _ALIGNED.fullmatch(text := text_of(row, index, what, form))]
     means = [text.partition(" ± ")[0] for text in values] or ["0"]
     signed = "+" if what == "difference" else "-" if any(text.startswith("-") for text in means) else ""
     integers, decimals = (max(map(len, ends)) for ends in zip(*(_ends(text) for text in means), strict=True))
@@ -295,9 +302,9 @@ def _ends(text: str) -> tuple[str, str]:
 
 
 def _numbers(part: FilledTable, row: FilledRow, split: Sequence[Sequence[str]]) -> Iterator[str]:
-    for place, each in enumerate(split):
-        for what in each:
-            text = text_of(row, place, what, part.columns[place].format)
+    for index, group in enumerate(split):
+        for what in group:
+            text = text_of(row, index, what, part.columns[index].format)
             if _ALIGNED.fullmatch(text):
                 yield text.replace("±", r"\pm").replace(",", "")
             else:

@@ -93,7 +93,7 @@ class FilledReplicate:
     """The lines that make exactly this."""
     metrics: Mapping[str, float]
     diverged: str = ""
-    """Why it is in no cell: its training's numbers are not finite."""
+    """Reason why it is in no cell: its training's numbers are not finite. Empty if they are."""
     epochs: str = ""
     """`24 -> 3`: the epoch that was asked for, and the best one, whose weights early stopping keeps in its place."""
 
@@ -111,8 +111,10 @@ class FilledRow:
 
     @property
     def epochs(self) -> str:
-        """Which other epochs than those asked for its replicates show, `24 -> 3, 24 -> 5`; empty where none does."""
-        return and_more(list(dict.fromkeys(each.epochs for each in self.replicates if each.epochs)), _SHOWN)
+        """Epochs that its replicates show in place of those asked for, `24 -> 3, 24 -> 5`; empty if there are none."""
+        return and_more(
+            list(dict.fromkeys(replicate.epochs for replicate in self.replicates if replicate.epochs)), _SHOWN
+        )
 
 
 @dataclass(frozen=True)
@@ -151,12 +153,12 @@ class FilledTable:
     axes: Mapping[str, tuple[object, ...]]
     """Replicate axis -> the values there are results of."""
     data: tuple[str, ...]
-    """What each data set is, in words."""
+    """Description of each data set, in words."""
     note: str
     caution: str = ""
-    """What scores on these data do not show, in a sentence or more."""
+    """Limits of what scores on these data show, in a sentence or more."""
     apart: str = ""
-    """Why measured and published are not subtracted, in a sentence; empty where they are."""
+    """Reason why measured and published numbers are not subtracted, in a sentence; empty if they are."""
     task_about: str = ""
     paper: str = ""
     """Whose table it is."""
@@ -167,9 +169,9 @@ class FilledTable:
     key_number: KeyNumber | None = None
     """The cell that a summary shows of its paper, where it is in this table."""
     full: Mapping[str, float] = field(default_factory=dict)
-    """What the published setting takes: `trainings`, and `core_seconds`, roughly."""
+    """Cost of the published setting: `trainings`, and `core_seconds`, roughly."""
     corrupt: tuple[str, ...] = ()
-    """Which files of its runs are damaged, a line each: what these hold is in no number."""
+    """Damaged files of its runs, a line each; their contents are in no number."""
     chosen: tuple[str, ...] = ()
     """Labels or patterns of the rows that the user chose; none: all. Other rows are not among `rows`."""
     runs: Mapping[str, Record] = field(default_factory=dict)
@@ -272,8 +274,8 @@ class FilledTable:
 
 def _row_of(values: Record) -> FilledRow:
     replicates = tuple(
-        FilledReplicate(**{**each, "origin": _origin_of(each["origin"]), "commands": tuple(each["commands"])})
-        for each in values["replicates"]
+        FilledReplicate(**{**record, "origin": _origin_of(record["origin"]), "commands": tuple(record["commands"])})
+        for record in values["replicates"]
     )
     cells = tuple(Cell(**{**cell, "values": tuple(cell["values"])}) for cell in values["cells"])
     return FilledRow(values["label"], values["absent"], replicates, cells, values.get("planned", 0))
@@ -352,21 +354,21 @@ def _fill_row(
     cells = []
     for column in columns:
         metric = row.metrics.get(column.header, column.metric) if isinstance(row, Row) else column.metric
-        values = [None if each.diverged else each.metrics.get(metric) for each in of_row]
+        values = [None if replicate.diverged else replicate.metrics.get(metric) for replicate in of_row]
         scaled = tuple(
             None if value is None or not math.isfinite(value) else float(value) * column.factor for value in values
         )
         cells.append(Cell(scaled, row.published.get(column.header), as_published))
     replicates = tuple(
         FilledReplicate(
-            each.axes,
-            each.origin,
-            commands(plan, name, row, each),
-            each.metrics,
-            each.diverged,
-            _epochs_of(plan.tables[name][0], each) if isinstance(row, Row) else "",
+            replicate.axes,
+            replicate.origin,
+            commands(plan, name, row, replicate),
+            replicate.metrics,
+            replicate.diverged,
+            _epochs_of(plan.tables[name][0], replicate) if isinstance(row, Row) else "",
         )
-        for each in of_row
+        for replicate in of_row
     )
     if isinstance(row, Combined):
         planned = 0 if row.absent else len(combinings(plan, name, row))
@@ -387,7 +389,7 @@ def _epochs_of(task: Task, replicate: Replicate) -> str:
 def _infos(plan: Plan, task: Task, name: str) -> Iterator[Record]:
     """Yield `dataset.json` of a table's datasets, each once."""
     readers: dict[str, list[RunFolder]] = {}
-    for replicate in (each for rows in plan.replicates[name].values() for each in rows if each.config):
+    for replicate in (planned for rows in plan.replicates[name].values() for planned in rows if planned.config):
         run = RunFolder.of(plan.storage, task, replicate.config)
         readers.setdefault(task.dataset.where(replicate.config), []).append(run)
     for where, runs in readers.items():
@@ -427,7 +429,9 @@ def _full(task: Task, name: str) -> dict[str, float]:
 def _runs(plan: Plan, task: Task, results: Results) -> dict[str, Record]:
     """Return the facts about each run behind a number, and those that it starts from, each once."""
     states = {}
-    configs = [each.config for rows in results.replicates.values() for each in rows if each.config is not None]
+    configs = [
+        replicate.config for rows in results.replicates.values() for replicate in rows if replicate.config is not None
+    ]
     for config in configs:  # parents join the list behind their children
         folder = RunFolder.of(plan.storage, task, config)
         if folder.fingerprint not in states and folder.folder.exists("provenance.json"):
@@ -451,7 +455,8 @@ def adopted(task: Task, results: Results, runs: Mapping[str, Record]) -> str:
     if not others:
         return ""
     configs = {
-        label: [each.config for each in replicates if each.config] for label, replicates in results.replicates.items()
+        label: [replicate.config for replicate in replicates if replicate.config]
+        for label, replicates in results.replicates.items()
     }
     replicates = [
         label for label, some in configs.items() if any(fingerprint(task.name, task.version, c) in others for c in some)
@@ -478,8 +483,8 @@ def commands(plan: Plan, name: str, row: AnyRow, replicate: Replicate) -> tuple[
         return (command,)
     if isinstance(row, Combined):
         rows = plan.replicates[name]
-        members = [each for label in row.of for each in rows[label] if each.axes == replicate.axes]
-        return (*dict.fromkeys(line for each in members for line in _run_lines(plan, task, each)), command)
+        members = [member for label in row.of for member in rows[label] if member.axes == replicate.axes]
+        return (*dict.fromkeys(line for member in members for line in _run_lines(plan, task, member)), command)
     return tuple(_run_lines(plan, task, replicate))
 
 
@@ -499,10 +504,14 @@ def gather(plan: Plan, name: str) -> Results:
     with plan.storage.snapshot():
         for row in table.rows:
             if isinstance(row, Combined):
-                rows = [_combined(plan, each) for each in combinings(plan, name, row)] if not row.absent else []
+                rows = (
+                    [_combined(plan, replicate) for replicate in combinings(plan, name, row)] if not row.absent else []
+                )
             else:
-                rows = [_replicate(plan, task, row, each) for each in plan.replicates[name].get(row.label, [])]
-            replicates[row.label] = [each for each in rows if each is not None]
+                rows = [
+                    _replicate(plan, task, row, replicate) for replicate in plan.replicates[name].get(row.label, [])
+                ]
+            replicates[row.label] = [replicate for replicate in rows if replicate is not None]
     return Results(replicates, table)
 
 

@@ -41,7 +41,7 @@ class Checked:
     """The fingerprint."""
     verdict: Verdict
     why: str = ""
-    """Why it cannot be compared, or why it need not be equal bit for bit."""
+    """Reason why it cannot be compared, or why it need not be equal bit for bit."""
     compared: int = 0
     """Numbers that were compared."""
     tolerance: float = 0.0
@@ -89,15 +89,20 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="retable-verify-") as temporary:
         unpacked = Storage.open(Path(temporary, "bundle"))
         taken = packing.unpack(bundle, unpacked)
-        place = into or Storage.open(Path(temporary, "again"))
+        retrained = into or Storage.open(Path(temporary, "again"))
         chosen = random.Random(seed).sample(sorted(taken.runs), min(sample, len(taken.runs)))
         sent = [_sent(unpacked, run) for run in chosen]
         if not sent:
             raise UserError(f"{bundle}: no finished run of a task and version that is here; nothing can be verified")
-        with _data_of(storage, place, sent):
-            refused = {each.folder.fingerprint: why for each in sent if (why := _other_data(each, place))}
-            _train([each for each in sent if each.folder.fingerprint not in refused], place, resources)
-            return [_compared(each, place, tolerance, refused.get(each.folder.fingerprint, "")) for each in sent]
+        with _data_of(storage, retrained, sent):
+            refused = {
+                original.folder.fingerprint: why for original in sent if (why := _other_data(original, retrained))
+            }
+            _train([original for original in sent if original.folder.fingerprint not in refused], retrained, resources)
+            return [
+                _compared(original, retrained, tolerance, refused.get(original.folder.fingerprint, ""))
+                for original in sent
+            ]
 
 
 def _sent(unpacked: Storage, run: str) -> _Sent:
@@ -111,21 +116,21 @@ def _sent(unpacked: Storage, run: str) -> _Sent:
 
 
 @contextmanager
-def _data_of(storage: Storage, place: Storage, sent: Sequence[_Sent]) -> Iterator[None]:
+def _data_of(storage: Storage, retrained: Storage, sent: Sequence[_Sent]) -> Iterator[None]:
     """Link the datasets and imported weights of another storage into a local one, while the block runs.
 
     Raises:
         UserError: where one is no local storage, and only the other holds a dataset.
     """
     links = []
-    wanted = [f"data/{each.task.dataset.where(each.config)}" for each in sent]
-    if not (storage.is_local and place.is_local):
+    wanted = [f"data/{original.task.dataset.where(original.config)}" for original in sent]
+    if not (storage.is_local and retrained.is_local):
         for path in wanted:
-            if storage.exists(path) and not place.exists(path):
+            if storage.exists(path) and not retrained.exists(path):
                 raise UserError(f"--storage {storage}: {path} is read from there alone; write --keep {storage}, too")
-    elif storage.root != place.root:
+    elif storage.root != retrained.root:
         for path in dict.fromkeys([*wanted, "weights"]):
-            target, link = Path(storage.root, path), Path(place.root, path)
+            target, link = Path(storage.root, path), Path(retrained.root, path)
             if target.exists() and not os.path.lexists(link):
                 link.parent.mkdir(parents=True, exist_ok=True)
                 os.symlink(target, link)
@@ -137,39 +142,39 @@ def _data_of(storage: Storage, place: Storage, sent: Sequence[_Sent]) -> Iterato
             link.unlink()
 
 
-def _other_data(sent: _Sent, place: Storage) -> str:
+def _other_data(sent: _Sent, retrained: Storage) -> str:
     """Make the data of a run that are not there; return how they differ from those it was trained on, if they do.
 
     Raises:
         UserError: if the data cannot be had, or the run is in that storage already.
     """
-    if RunFolder(place, sent.folder.task, sent.folder.fingerprint).result() is not None:
-        where = f"{place}/runs/{sent.folder.task}/{sent.folder.fingerprint}"
+    if RunFolder(retrained, sent.folder.task, sent.folder.fingerprint).result() is not None:
+        where = f"{retrained}/runs/{sent.folder.task}/{sent.folder.fingerprint}"
         raise UserError(f"{where}: the run is there already; choose another storage to train it in again")
-    prepare_data(compile_configs(sent.task, [sent.config], place).trainings.values(), place)
-    was, now = (sent.folder.result() or {})["data"], data_digest(place, sent.task.dataset.where(sent.config))
+    prepare_data(compile_configs(sent.task, [sent.config], retrained).trainings.values(), retrained)
+    was, now = (sent.folder.result() or {})["data"], data_digest(retrained, sent.task.dataset.where(sent.config))
     return "" if was == now else f"its data have the digest {was[:16]}, those here {str(now)[:16]}"
 
 
-def _train(sent: Sequence[_Sent], place: Storage, resources: Resources) -> None:
+def _train(sent: Sequence[_Sent], retrained: Storage, resources: Resources) -> None:
     """Train runs again, a task's together, and score their views.
 
     Raises:
         UserError: if one fails.
     """
-    for task in {each.task.name: each.task for each in sent}.values():
+    for task in {original.task.name: original.task for original in sent}.values():
         pairs: list[tuple[Config, View | None]] = []
-        for each in sent:
-            if each.task is task:
-                pairs += [(each.config, view) for view in each.views.values()] or [(each.config, None)]
-        plan = compile_configs(task, [config for config, _ in pairs], place, [view for _, view in pairs])
+        for original in sent:
+            if original.task is task:
+                pairs += [(original.config, view) for view in original.views.values()] or [(original.config, None)]
+        plan = compile_configs(task, [config for config, _ in pairs], retrained, [view for _, view in pairs])
         for name, failure in execute(plan, resources).items():
             raise UserError(f"{name}: {failure}")
 
 
-def _compared(sent: _Sent, place: Storage, tolerance: float, refused: str = "") -> Checked:
+def _compared(sent: _Sent, retrained: Storage, tolerance: float, refused: str = "") -> Checked:
     """Compare a run with the bundled one; `refused`: why it was not trained."""
-    folder = RunFolder(place, sent.folder.task, sent.folder.fingerprint)
+    folder = RunFolder(retrained, sent.folder.task, sent.folder.fingerprint)
     checked = Checked(folder.task, folder.fingerprint, "not comparable", refused)
     if refused:
         return checked

@@ -142,7 +142,7 @@ def sections(storage: Storage, into: Storage, without: Collection[str] = ()) -> 
     """
     parts = []
     with storage.snapshot() as snapshot:
-        for file in [each for each in storage.list("tables") if each not in without]:
+        for file in [name for name in storage.list("tables") if name not in without]:
             try:
                 request = read_request(storage, f"tables/{file}")
                 kept = _kept_section(request, into, snapshot)
@@ -155,8 +155,8 @@ def sections(storage: Storage, into: Storage, without: Collection[str] = ()) -> 
 def shipped_sections(storage: Storage, into: Storage) -> list[FilledTable]:
     """Return the tables that `measured.take_in` filled, but those that the user requested at the same scale."""
     own = storage.list("tables")
-    places = [storage / f"measured/{name}" for name in storage.list("measured")]
-    return [part for place in places for part in sections(place, into, without=own) if part.filled]
+    storages = [storage / f"measured/{name}" for name in storage.list("measured")]
+    return [part for shipped in storages for part in sections(shipped, into, without=own) if part.filled]
 
 
 def kept_tables(storage: Storage) -> list[FilledTable]:
@@ -182,7 +182,7 @@ def read_request(storage: Storage, path: str) -> Request:
         UserError: if the file is no such request.
     """
     request = storage.read_record(path, {"table": str, "scale": str, "set": dict})
-    if not isinstance(rows := request.get("rows", []), list) or not all(isinstance(each, str) for each in rows):
+    if not isinstance(rows := request.get("rows", []), list) or not all(isinstance(label, str) for label in rows):
         raise UserError(f"{storage}/{path}: the entry 'rows' is no list of labels; remove it and run again")
     return cast(Request, request)
 
@@ -205,7 +205,7 @@ def code_digest(task: str) -> str:
     Raises:
         UserError: if there is no such task.
     """
-    files = [file for place in (code_root() / "platform", folder(task)) for file in sorted(place.rglob("*.py"))]
+    files = [file for root in (code_root() / "platform", folder(task)) for file in sorted(root.rglob("*.py"))]
     parts = [f"{file.name} {sha256(file.read_bytes())}" for file in files]
     return sha256("\n".join([processor_name(), *parts]).encode())[:16]
 
@@ -219,7 +219,7 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-"""What all figures share."""
+"""Matplotlib settings that all figures share."""
 _DARK: Any = STYLE | {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"), "#161c27"),
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), "#c9d1de"),
@@ -303,8 +303,8 @@ def write_report(
         parts = [*sections(storage, into), *shipped_sections(storage, into)]
     parts = in_order(parts)
     papers = [paper.name for paper in papers_of(parts) if "small" in paper.scales and findings(paper.name)]
-    found = [f"**{name}**, found at small: {as_text(findings(name))}\n" for name in papers]
-    into.write("report.md", "# retable report\n\n" + "\n".join([*found, *map(markdown, parts)]))
+    paragraphs = [f"**{name}**, found at small: {as_text(findings(name))}\n" for name in papers]
+    into.write("report.md", "# retable report\n\n" + "\n".join([*paragraphs, *map(markdown, parts)]))
     page, details = render(parts, str(storage), into, single)
     into.write("index.html", page)
     if not single:
