@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LARGEST = 1 << 32
 """Bytes of a file that is read, at most."""
 _MADE = ("command", "commit", "versions", "started")
-"""What is taken over from a run's provenance."""
+"""Entries that are copied from a run's provenance."""
 _ITS_OWN = ("data", "init")
 """Fields that a file does not carry: what a run read and started from is not there on another machine."""
 
@@ -107,13 +107,13 @@ def sealed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     return len(header).to_bytes(8, "little") + header + data[end:]
 
 
-def described(form: str, config: object, said: Mapping[str, object]) -> dict[str, str]:
-    """Return a file's metadata: its format, the config without the fields `_ITS_OWN`, and what is said of its run."""
+def described(form: str, config: object, provenance: Mapping[str, object]) -> dict[str, str]:
+    """Return a file's metadata: its format, the config without the fields `_ITS_OWN`, and its run's provenance."""
     fields = {path: value for path, value in flatten(config).items() if path.split(".")[0] not in _ITS_OWN}
     return {
         "format": form,
         "config": json.dumps(fields, sort_keys=True),
-        "provenance": json.dumps(said, sort_keys=True),
+        "provenance": json.dumps(provenance, sort_keys=True),
     }
 
 
@@ -220,13 +220,13 @@ def kept(task: str, digest: str, storage: Storage) -> bytes:
     Raises:
         UserError: where it is not there, or not the one that was kept.
     """
-    place, again = place_of(task, digest), "run the same command again, which exports it"
+    path, again = place_of(task, digest), "run the same command again, which exports it"
     try:
-        data = storage.read(place)
+        data = storage.read(path)
     except FileNotFoundError as error:
-        raise UserError(f"{storage}/{place}: not there; {again}") from error
+        raise UserError(f"{storage}/{path}: not there; {again}") from error
     if sha256(data).hexdigest() != digest:
-        raise UserError(f"{storage}/{place}: not what was exported; remove it and {again}")
+        raise UserError(f"{storage}/{path}: not what was exported; remove it and {again}")
     return data
 
 

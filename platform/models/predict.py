@@ -111,9 +111,9 @@ class _Answerer:
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """Return the block with the reason of each failure, empty where the answer is written, and with notes."""
-        told = [self.answer(Path(row["source"]), Path(row["target"])) for row in block.to_pylist()]
-        for place, name in enumerate(("failure", "note")):
-            block = block.append_column(name, pa.array([each[place] for each in told], pa.string()))
+        outcomes = [self.answer(Path(row["source"]), Path(row["target"])) for row in block.to_pylist()]
+        for index, name in enumerate(("failure", "note")):
+            block = block.append_column(name, pa.array([outcome[index] for outcome in outcomes], pa.string()))
         return block
 
     def answer(self, source: Path, target: Path) -> tuple[str, str]:
@@ -147,9 +147,11 @@ def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
         runs: Mapping[str, select.Choice] = {}
         if storage.folders(f"runs/{task}"):
             runs = contract.selector(task).best(select.eligible_runs(task, storage))
-        candidates = {each: choice.run.fingerprint for each, choice in runs.items()} or {each: each for each in shipped}
+        candidates = {model: choice.run.fingerprint for model, choice in runs.items()} or {
+            model: model for model in shipped
+        }
         if len(candidates) != 1:
-            named = ", ".join(f"{value} ({each})" if value != each else each for each, value in candidates.items())
+            named = ", ".join(f"{value} ({model})" if value != model else model for model, value in candidates.items())
             raise UserError(f"--model: name one{f' of {named}' if named else '; train one first'}, or a file")
         (name,) = candidates.values()
     if Path(name).is_file():
@@ -229,9 +231,9 @@ def _remember(out: Path, record: Mapping[str, object]) -> None:
     Raises:
         UserError: where they were made by something else.
     """
-    place = Storage.open(out)
+    folder = Storage.open(out)
     made = json.loads(json.dumps(record))
-    if not place.exists(_RECORD):
-        place.write_json(_RECORD, made)
-    elif place.read_record(_RECORD, {}) != made:
+    if not folder.exists(_RECORD):
+        folder.write_json(_RECORD, made)
+    elif folder.read_record(_RECORD, {}) != made:
         raise UserError(f"{out}: holds answers of another model or with other options; choose another --out")

@@ -25,7 +25,7 @@ class Choice:
     """The selected run, with the reason."""
 
     name: str
-    """What it is served as."""
+    """Name under which it is served."""
     run: TrainedRun
     metric: str
     """The number it was chosen by, in words."""
@@ -204,4 +204,4 @@ def choose_each(
 def group_by_name(runs: Sequence[TrainedRun], name: Callable[[TrainedRun], str]) -> dict[str, list[TrainedRun]]:
     """Return runs grouped by the name each would be served as, in order of names; empty names are left out."""
     names = {run.fingerprint: name(run) for run in runs}
-    return {each: [r for r in runs if names[r.fingerprint] == each] for each in sorted(set(names.values())) if each}
+    return {group: [r for r in runs if names[r.fingerprint] == group] for group in sorted(set(names.values())) if group}

@@ -16,7 +16,7 @@ from retable.platform.spec import extras
 from retable.platform.spec.task import find_description, folder
 
 _LISTED = ("data_description", "licence", "command", "trained_by")
-"""What a list says of a file; `retable zoo --json` has all that the file says of itself."""
+"""Metadata of a file that a list shows; `retable zoo --json` shows all of a file's metadata."""
 
 
 def zoo(task: str) -> dict[str, Path]:
@@ -86,10 +86,12 @@ def show(task: str) -> list[str]:
     for name, file in zoo(task).items():
         shared = f", one file with {len(names(file)) - 1} more" if len(names(file)) > 1 else ""
         lines.append(f"{name}  {file.stat().st_size / 1e6:.2f} MB{shared}")
-        known = about(task, name)
-        if score := known.get("score"):
+        metadata = about(task, name)
+        if score := metadata.get("score"):
             lines.append(f"  score: {score['metric']} {score['value']:.4g}, on {score['on']}")
         lines += [
-            f"  {key.removesuffix('_description').replace('_', ' ')}: {known[key]}" for key in _LISTED if key in known
+            f"  {key.removesuffix('_description').replace('_', ' ')}: {metadata[key]}"
+            for key in _LISTED
+            if key in metadata
         ]
     return lines

@@ -44,7 +44,7 @@ class Progress:
     """Metric -> sum over this epoch's steps, float64, shape (members,)."""
     seconds: float = 0.0
     used: dict[str, float] = field(default_factory=dict)
-    """What all attempts took until here (`worker.Meter.read`)."""
+    """Resources that all attempts used until here (`worker.Meter.read`)."""
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Count one step and add its metrics."""
@@ -323,9 +323,9 @@ def check_each(what: str, values: Sequence[Mapping[str, object]], members: int, 
     Raises:
         UserError: naming the function.
     """
-    if isinstance(values, Mapping) or len(values) != members or not all(isinstance(each, Mapping) for each in values):
+    if isinstance(values, Mapping) or len(values) != members or not all(isinstance(value, Mapping) for value in values):
         raise UserError(f"{what} returned no list of {members} mappings, one for each run")
-    if key and not all(key in each for each in values):
+    if key and not all(key in value for value in values):
         raise UserError(f"{what} returned no {key!r} in each mapping")
 
 
@@ -411,8 +411,8 @@ def save_checkpoints(
     counters = {"epoch": progress.epoch, "step": progress.step, "total": progress.total, "count": progress.count}
     for member, (state, folder) in enumerate(zip(states, folders, strict=True)):
         sums = {name: total[member].cpu() for name, total in progress.sums.items()}
-        place = {**counters, "seconds": progress.seconds, "used": progress.used}
-        folder.save_checkpoint(progress.total, {**state, "progress": place, "sums": sums, "data": digest})
+        fields = {**counters, "seconds": progress.seconds, "used": progress.used}
+        folder.save_checkpoint(progress.total, {**state, "progress": fields, "sums": sums, "data": digest})
     for folder in folders:
         folder.remove_checkpoints(keep=progress.total)
 

@@ -72,8 +72,8 @@ def tracked(
         try:
             results = [] if broken else [folder.result() for folder in folders]
             if any(results) or (results and time.monotonic() - told >= _PAUSE):
-                for place, (folder, config, result) in enumerate(zip(folders, configs, results, strict=True)):
-                    log = logs[place] = logs[place] or opened(settings, folder, flatten(config))
+                for index, (folder, config, result) in enumerate(zip(folders, configs, results, strict=True)):
+                    log = logs[index] = logs[index] or opened(settings, folder, flatten(config))
                     log([numbers(row) for row in folder.history()], numbers(result["metrics"]) if result else None)
                 told = time.monotonic()
         except Exception as error:
@@ -95,8 +95,8 @@ def open_mlflow(settings: Mapping[str, str], folder: RunFolder, config: Mapping[
     from mlflow.entities import Metric, Param
 
     client = MlflowClient(settings["where"])
-    known = client.get_experiment_by_name(settings["project"])
-    experiment = known.experiment_id if known else client.create_experiment(settings["project"])
+    project = client.get_experiment_by_name(settings["project"])
+    experiment = project.experiment_id if project else client.create_experiment(settings["project"])
     tags = {"retable.run": folder.fingerprint, "retable.started": _started(folder)}
     existing = client.search_runs([experiment], " and ".join(f"tags.`{name}` = '{tag}'" for name, tag in tags.items()))
     if existing:
