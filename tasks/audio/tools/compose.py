@@ -43,7 +43,7 @@ AMBIENT = ("rain", "waves", "fire", "helicopter", "clock")
 TRAITS = {sound: ("loudness", "distance", "trend") for sound in CLASSES.values()}
 COLUMNS = ("filename", "fold", "category")
 LABELLED = captions.Habits(background_omitted=0, event_omitted=0, trait_omitted=1, room_omitted=1, wrong=0)
-"""How the test recordings are captioned: by their class and no more."""
+"""Habits of the test recordings' captions: they state the class and no more."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def clips(folder: Path) -> list[Clip]:
     table, rows = listed(folder)
     root = folder / "audio" if (folder / "audio").is_dir() else folder
     try:
-        found = [
+        recordings = [
             Clip(
                 root / row["filename"],
                 int(row["fold"]),
@@ -98,9 +98,9 @@ def clips(folder: Path) -> list[Clip]:
         ]
     except ValueError as error:
         raise UserError(f"{table}: a fold is no number ({error}); folds are 1, 2, ...") from error
-    if not found:
+    if not recordings:
         raise UserError(f"{table}: no recording of a known class; known: {', '.join(CLASSES)}")
-    return found
+    return recordings
 
 
 def listed(folder: Path) -> tuple[Path, list[dict[str, str]]]:
@@ -127,12 +127,12 @@ def items(composition: Composition) -> list[Item]:
     Raises:
         UserError: where a fold has no recording or the CSV is broken.
     """
-    found = clips(composition.folder)
+    recordings = clips(composition.folder)
     kept_out = {composition.test_fold} | (set() if composition.all_folds else {composition.validation_fold})
     parts = {
-        "training": [clip for clip in found if clip.fold not in kept_out],
-        "validation": [clip for clip in found if clip.fold == composition.validation_fold],
-        "test": [clip for clip in found if clip.fold == composition.test_fold],
+        "training": [clip for clip in recordings if clip.fold not in kept_out],
+        "validation": [clip for clip in recordings if clip.fold == composition.validation_fold],
+        "test": [clip for clip in recordings if clip.fold == composition.test_fold],
     }
     for split, chosen in parts.items():
         if not chosen:
@@ -159,9 +159,9 @@ def _alone(composition: Composition, chosen: Sequence[Clip], split: str, number:
 def _composed(composition: Composition, chosen: Sequence[Clip], split: str, number: int) -> Item:
     """Return a scene of clips drawn from those of its split."""
     rng = generator(composition.seed, "audio.scene", number)
-    there = {clip.sound for clip in chosen}
-    possible = {sound: traits for sound, traits in TRAITS.items() if sound in there}
-    scene = scenes.draw(rng, composition.seconds, possible, [s for s in AMBIENT if s in there], rooms=True)
+    sounds = {clip.sound for clip in chosen}
+    possible = {sound: traits for sound, traits in TRAITS.items() if sound in sounds}
+    scene = scenes.draw(rng, composition.seconds, possible, [s for s in AMBIENT if s in sounds], rooms=True)
     parts = [pick([clip for clip in chosen if clip.sound == event.sound], rng) for event in scene.events]
     words = {sound: LEXICON[sound] for sound in sorted(scene.sounds)}
     written = [captions.caption(scene, writer, words, captions.CLOTHO, rng) for writer in WRITERS[:5]]

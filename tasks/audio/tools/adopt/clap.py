@@ -27,7 +27,7 @@ from retable.tasks.audio.encoders.tokens import TEXT_STATE, read_tokenizer
 from retable.tasks.audio.tools.embed.embedder import Embedder, placed
 
 FORMAT = "retable audio clap 1"
-"""How a file of such a pair says what it is."""
+"""Value of `format` in the metadata of such a pair's file."""
 RATE, SECONDS = 48_000, 10
 """Samples a second that the networks hear, and how long they hear."""
 HOP = 480
@@ -118,12 +118,12 @@ def _filled(sound: Float32[np.ndarray, " samples"]) -> Float32[np.ndarray, " sam
     """Resample a sound of at most 10 s, and fill 10 s with it."""
     import soxr
 
-    whole = np.zeros(SECONDS * RATE, np.float32)
-    resampled = soxr.resample(sound, SAMPLE_RATE, RATE)[: len(whole)]
+    filled = np.zeros(SECONDS * RATE, np.float32)
+    resampled = soxr.resample(sound, SAMPLE_RATE, RATE)[: len(filled)]
     if len(resampled):
-        repeated = np.tile(resampled, len(whole) // len(resampled))
-        whole[: len(repeated)] = repeated
-    return whole
+        repeated = np.tile(resampled, len(filled) // len(resampled))
+        filled[: len(repeated)] = repeated
+    return filled
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,7 @@ class Clap:
     weights: Mapping[str, Tensor]
     """A `ClapNetwork`'s, and `TEXT_STATE`."""
     source: str
-    """What opens it again: the file's name."""
+    """Name that opens it again: the file's."""
 
     @property
     def fingerprint(self) -> str:

@@ -78,7 +78,7 @@ FRONT_END = {
     "padding": "repeatpad",
     "truncation": "rand_trunc",
 }
-"""What a folder's `preprocessor_config.json` says, as far as it says it."""
+"""Fields of a folder's `preprocessor_config.json` with the values that they must have, if they are in it."""
 
 
 def read_laion(tensors: Mapping[str, Tensor], data: bytes, name: str, text: str = "") -> Clap:
@@ -111,17 +111,17 @@ def read_folder(folder: Path, text: str = "") -> Clap:
     Raises:
         UserError: where it is of another network, lacks a file, or a file is damaged.
     """
-    said, heard = (_said(folder / name) for name in ("config.json", "preprocessor_config.json"))
-    if said.get("model_type") != "clap":
-        raise UserError(f"{folder}: its config.json is of {said.get('model_type', 'nothing')}; known are {KNOWN}")
+    config, processor = (_said(folder / name) for name in ("config.json", "preprocessor_config.json"))
+    if config.get("model_type") != "clap":
+        raise UserError(f"{folder}: its config.json is of {config.get('model_type', 'nothing')}; known are {KNOWN}")
     file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if file is None:
         raise UserError(f"{folder}: holds neither {' nor '.join(WEIGHTS)}; download one into it")
     data = read_bytes(file)
     tensors = read_tensors(file, data, f"known are {KNOWN}", "logit_scale_a")
     try:
-        check_front_end(heard)
-        return _made(said, tensors, text or str(folder), sha256(data), str(folder))
+        check_front_end(processor)
+        return _made(config, tensors, text or str(folder), sha256(data), str(folder))
     except ValueError as error:
         raise UserError(f"{folder}: {error}; known are {KNOWN}") from error
 
@@ -129,12 +129,12 @@ def read_folder(folder: Path, text: str = "") -> Clap:
 def _said(file: Path) -> dict[str, Any]:
     """Return a file's JSON object; an empty one where there is no such file."""
     try:
-        said = json.loads(read_bytes(file)) if file.exists() else {}
+        fields = json.loads(read_bytes(file)) if file.exists() else {}
     except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise UserError(f"{file}: no JSON object; download it again")
-    return said
+    return fields
 
 
 def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         ValueError: where they are of a network with fusion.
     """
-    found: dict[str, Tensor] = {}
+    kept: dict[str, Tensor] = {}
     for name, value in tensors.items():
         if "fusion_model" in name or "mel_conv" in name:
             raise ValueError(f"a network with fusion ({name}) is not here")
@@ -153,10 +153,10 @@ def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             name = name.replace(theirs, ours)
         if ".qkv." in name:
             thirds = zip(("query", "key", "value"), value.chunk(3), strict=True)
-            found |= {name.replace("qkv", part): third for part, third in thirds}
+            kept |= {name.replace("qkv", part): third for part, third in thirds}
         else:
-            found[name] = value
-    return found
+            kept[name] = value
+    return kept
 
 
 def architecture_of(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -208,18 +208,18 @@ def check_bank(tensors: Mapping[str, Tensor]) -> None:
         raise ValueError(f"trained on other mel bands than {BANDS} of {BAND[0]:g} to {BAND[1]:g} Hz")
 
 
-def check_front_end(said: Mapping[str, Any]) -> None:
+def check_front_end(processor: Mapping[str, Any]) -> None:
     """See whether a folder's processor, as far as it says, hears what we do.
 
     Raises:
         ValueError: where not.
     """
     for field, wanted in FRONT_END.items():
-        if (found := said.get(field, wanted)) != wanted:
-            raise ValueError(f"its processor has {field} {found}, not {wanted}")
+        if (value := processor.get(field, wanted)) != wanted:
+            raise ValueError(f"its processor has {field} {value}, not {wanted}")
 
 
-def _made(said: Mapping[str, Any], tensors: Mapping[str, Tensor], text: str, digest: str, name: str) -> Clap:
+def _made(config: Mapping[str, Any], tensors: Mapping[str, Tensor], text: str, digest: str, name: str) -> Clap:
     """Make a pair of the fields of a `ClapConfig` and of its network's floating-point tensors.
 
     Raises:
@@ -229,7 +229,7 @@ def _made(said: Mapping[str, Any], tensors: Mapping[str, Tensor], text: str, dig
     from transformers import ClapConfig
 
     try:
-        architecture = ClapConfig.from_dict(dict(said))
+        architecture = ClapConfig.from_dict(dict(config))
     except Exception as error:  # each field's check raises its own
         raise ValueError(f"no config of such a network ({words(error)})") from error
     if architecture.audio_config.enable_fusion:  # type: ignore[union-attr]

@@ -139,7 +139,7 @@ def split(
     segment = segment_of(audio) if isinstance(audio, Passt) else 10.0
     say(f"segments of {segment:g} s")
     words, width = text["embeddings.word_embeddings.weight"].shape
-    layers = len({found[1] for key in text if (found := re.match(r"encoder\.layer\.(\d+)\.", key))})
+    layers = len({match[1] for key in text if (match := re.match(r"encoder\.layer\.(\d+)\.", key))})
     rest = {
         "audio_projection.weight": tensors["project_audio.0.weight"],
         "audio_projection.bias": tensors["project_audio.0.bias"],
@@ -172,11 +172,11 @@ def refuse(tensors: Mapping[str, Any]) -> None:
     wanted = [f"project_{side}.0.{part}" for side in ("audio", "sentence") for part in ("weight", "bias")] + ["tau"]
     if missing := [name for name in wanted if name not in tensors]:
         raise ValueError(f"{missing[0]} is missing")
-    known = (*wanted, "audio_embedding_model.", "sentence_embedding_model.", *UNUSED)
+    prefixes = (*wanted, "audio_embedding_model.", "sentence_embedding_model.", *UNUSED)
     for name in sorted(tensors):
         if name.startswith("audio_sequence."):
             raise ValueError("a transformer over segments (audio_sequence) is not here; segments are averaged")
         if name.startswith(("project_audio.", "project_sentence.")) and name not in wanted:
             raise ValueError(f"{name}: projections of several layers (adopt_n_layers) are not here")
-        if not name.startswith(known):
+        if not name.startswith(prefixes):
             raise ValueError(f"{name} is not of this layout")

@@ -92,15 +92,15 @@ def submit(
     broken: dict[Path, str] = {}
     odd: dict[Path, str] = {}
     similarity = mean_cosines(models, wanted, files, show, broken, odd)
-    whole = [column for column, file in enumerate(files) if file not in broken]
-    if len(whole) < RANKS:
+    decoded = [column for column, file in enumerate(files) if file not in broken]
+    if len(decoded) < RANKS:
         raise UserError(
-            f"{audio}: only {len(whole)} recordings can be decoded, not {RANKS}; {next(iter(broken.values()))}"
+            f"{audio}: only {len(decoded)} recordings can be decoded, not {RANKS}; {next(iter(broken.values()))}"
         )
-    if not np.isfinite(similarity[:, whole]).all():
+    if not np.isfinite(similarity[:, decoded]).all():
         raise UserError("similarities are not finite; the training of a model has diverged: name an earlier run")
-    names = [files[column].name for column in whole]
-    write(out, ranked(similarity[:, whole], wanted, names))
+    names = [files[column].name for column in decoded]
+    write(out, ranked(similarity[:, decoded], wanted, names))
     notes = [f"note: {file}: {line}" for file, line in odd.items()]
     return [f"left out: {line}" for line in broken.values()] + notes
 

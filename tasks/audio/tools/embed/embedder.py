@@ -39,13 +39,13 @@ class Embedder:
     fingerprint: str
     """SHA-256 of the weights and of what they compute with; a run and its exported file share it."""
     source: str
-    """What opens it again: a run's fingerprint, or a file's absolute path."""
+    """Name that opens it again: a run's fingerprint, or a file's absolute path."""
     scale: str = ""
     """At which the run was trained; empty where it is not known."""
     score: Mapping[str, Any] = field(default_factory=dict)
-    """How well it did on data that it never heard, as its file says; empty where it says nothing."""
+    """Score on data that it never heard, as its file states; empty if the file states none."""
     anchors: Anchors | None = None
-    """What words are searched by that the model was not trained on; None where its file has none."""
+    """Anchors, by which words are searched that the model was not trained on; None if its file has none."""
 
     def sounds(self, segments: Sequence[Waveform]) -> Float32[np.ndarray, "segments dimension"]:
         """Embed segments of sound at 32 kHz, none longer than `segment` seconds."""
@@ -92,7 +92,7 @@ class Heard(NamedTuple):
     vectors: Float32[np.ndarray, "segments dimension"]
     """Unit vectors."""
     remarks: list[str]
-    """What is odd about the file, a clause each."""
+    """Warnings about the file, a clause each."""
 
 
 def embed_file(embedder: Embedder, path: Path, hop: float | None = None) -> Heard:

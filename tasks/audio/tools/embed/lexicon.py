@@ -29,7 +29,7 @@ FILE = Path(__file__).with_suffix(".safetensors")
 PREFIX = "lexicon."
 """Of an exported file's tensors that are `Anchors`. They are no part of its fingerprint: sounds lie where they lay."""
 SHARPNESS = 1 / 0.03
-"""What cosines to anchors are multiplied by."""
+"""Factor by which cosines to anchors are multiplied."""
 COMMON = 0.3
 """Words of a smaller weight (the, with, over) do not count when a caption's unknown words are counted."""
 WORD = re.compile("[a-z]+")
@@ -61,18 +61,18 @@ class Table:
     """The most frequent first."""
     vectors: Int8[np.ndarray, "words size"]
     scales: Float[np.ndarray, " words"]
-    """What a word's bytes are multiplied by."""
+    """Factor by which a word's bytes are multiplied."""
     weights: Float[np.ndarray, " words"]
 
     @cached_property
     def places(self) -> Mapping[str, int]:
         """The place of each word."""
-        return {word: place for place, word in enumerate(self.words)}
+        return {word: row for row, word in enumerate(self.words)}
 
     def vector(self, caption: str) -> Float[np.ndarray, " size"]:
         """Return a caption's vector of length one; zeros where none of its words is known."""
-        found = [place for word in WORD.findall(caption.lower()) if (place := self.find(word)) is not None]
-        total = (self.weights[found] * self.scales[found]) @ self.vectors[found].astype(np.float64)
+        rows = [row for word in WORD.findall(caption.lower()) if (row := self.find(word)) is not None]
+        total = (self.weights[rows] * self.scales[rows]) @ self.vectors[rows].astype(np.float64)
         return unit(total)
 
     def find(self, word: str) -> int | None:
@@ -80,29 +80,29 @@ class Table:
         doubled = DOUBLED.fullmatch(word)
         forms = [word, *(word[: -len(end)] + to for end, to in ENDINGS if word.endswith(end))]
         forms += [doubled[1] + doubled[2]] if doubled else []
-        place = next((self.places[form] for form in forms if form in self.places), None)
-        if place is not None or not SHORTEST <= len(word) <= LONGEST:
-            return place
+        row = next((self.places[form] for form in forms if form in self.places), None)
+        if row is not None or not SHORTEST <= len(word) <= LONGEST:
+            return row
         forms_of = slips(word) | edits(word)
         near = self._known(slips(word)) or self._known(forms_of)
         if near or not LONGER <= len(word) <= TWICE:
             return min(near, default=None)
-        places, letters = self._common
+        rows, letters = self._common
         # Two errors change the counts of letters by four at most; what both words become by one error is between them.
-        close = places[np.abs(letters - letters_of(word)).sum(1) <= 4]
-        between = (int(place) for place in close if not forms_of.isdisjoint(neighbours(self.words[place])))
+        close = rows[np.abs(letters - letters_of(word)).sum(1) <= 4]
+        between = (int(row) for row in close if not forms_of.isdisjoint(neighbours(self.words[row])))
         return next(between, None)
 
     @cached_property
     def _common(self) -> tuple[Int64[np.ndarray, " common"], Int64[np.ndarray, "common 26"]]:
         """The places of words that may be meant by a typing error, the most frequent first, and counts of letters."""
-        usual = (place for place, word in enumerate(self.words) if len(word) >= SHORTEST)
-        places = [place for place in usual if self.weights[place] >= COMMON]
-        return np.array(places, np.int64), np.stack([letters_of(self.words[place]) for place in places])
+        usual = (row for row, word in enumerate(self.words) if len(word) >= SHORTEST)
+        rows = [row for row in usual if self.weights[row] >= COMMON]
+        return np.array(rows, np.int64), np.stack([letters_of(self.words[row]) for row in rows])
 
     def _known(self, forms: set[str]) -> list[int]:
-        found = (self.places[form] for form in forms if len(form) >= SHORTEST and form in self.places)
-        return [place for place in found if self.weights[place] >= COMMON]
+        rows = (self.places[form] for form in forms if len(form) >= SHORTEST and form in self.places)
+        return [row for row in rows if self.weights[row] >= COMMON]
 
 
 def unit(vector: Float[np.ndarray, " size"]) -> Float[np.ndarray, " size"]:
@@ -125,17 +125,17 @@ def neighbours(word: str) -> frozenset[str]:
 
 def slips(word: str) -> set[str]:
     """Return what a word may be a slip of: two letters in turn, one left out, or one doubled."""
-    parts = [(word[:place], word[place:]) for place in range(len(word) + 1)]
-    found = {left + right[1] + right[0] + right[2:] for left, right in parts if len(right) > 1}
-    found |= {left + right[1:] for left, right in parts if len(right) > 1 and right[0] == right[1]}
-    return found | {left + letter + right for left, right in parts for letter in string.ascii_lowercase}
+    parts = [(word[:i], word[i:]) for i in range(len(word) + 1)]
+    forms = {left + right[1] + right[0] + right[2:] for left, right in parts if len(right) > 1}
+    forms |= {left + right[1:] for left, right in parts if len(right) > 1 and right[0] == right[1]}
+    return forms | {left + letter + right for left, right in parts for letter in string.ascii_lowercase}
 
 
 def edits(word: str) -> set[str]:
     """Return what a word becomes by one letter less or another one."""
-    parts = [(word[:place], word[place:]) for place in range(len(word))]
-    found = {left + right[1:] for left, right in parts}
-    return found | {left + letter + right[1:] for left, right in parts for letter in string.ascii_lowercase}
+    parts = [(word[:i], word[i:]) for i in range(len(word))]
+    forms = {left + right[1:] for left, right in parts}
+    return forms | {left + letter + right[1:] for left, right in parts for letter in string.ascii_lowercase}
 
 
 @cache

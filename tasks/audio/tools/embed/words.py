@@ -25,11 +25,11 @@ from retable.tasks.audio.encoders.tokens import TEXT_STATE, read_tokenizer, toke
 from retable.tasks.audio.tools.embed.lexicon import PREFIX, Anchors, anchors_of, unit
 
 FORMAT = "retable audio 1"
-"""How a file of `retable audio export` says what it is."""
+"""Value of `format` in the metadata of a file of `retable audio export`."""
 KNOWN = ("bert", "roberta")
 """Kinds of networks that are known here, by their names in transformers."""
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "U8": "uint8", "I64": "int64", "BOOL": "bool"}
-"""What safetensors call the types of a model's tensors, and what torch calls them."""
+"""Types of a model's tensors: safetensors' name -> torch's name."""
 SEVERAL = 8
 """Captions up to which Python's error function is used. For 12 layers and 12 tokens it takes 24 ms of processor time a
 caption, SciPy's 5, and its import 160."""
@@ -51,9 +51,9 @@ class Words:
     fingerprint: str
     """SHA-256 of the weights and of what they compute with: the whole model's."""
     source: str
-    """What opens it again: a file's absolute path."""
+    """Name that opens it again: a file's absolute path."""
     anchors: Anchors | None = None
-    """What unknown words are searched by; None where the file has none."""
+    """Anchors, by which unknown words are searched; None if the file has none."""
 
     def words(self, captions: Sequence[str]) -> Float32[np.ndarray, "captions dimension"]:
         """Embed captions."""
@@ -123,8 +123,8 @@ def known(architecture: Mapping[str, Any], words: int) -> bool:
     plain = architecture.get("position_embedding_type", "absolute") == "absolute" and not architecture["is_decoder"]
     usual = architecture["model_type"] in KNOWN and architecture["hidden_act"] == "gelu" and plain
     heads, epsilon = architecture["num_attention_heads"], architecture["layer_norm_eps"]
-    whole = architecture["hidden_size"] % heads == 0 and isinstance(epsilon, float)
-    return bool(usual and whole and first_position(architecture) + words <= architecture["max_position_embeddings"])
+    valid = architecture["hidden_size"] % heads == 0 and isinstance(epsilon, float)
+    return bool(usual and valid and first_position(architecture) + words <= architecture["max_position_embeddings"])
 
 
 def first_position(architecture: Mapping[str, Any]) -> int:
@@ -165,10 +165,10 @@ def read_words(path: Path) -> Words | None:
 
     try:
         with safe_open(path, "numpy") as file:
-            said = file.metadata() or {}
-            if said.get("format") != FORMAT:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
                 return None
-            config = override(Config(), renamed(export.read_json(said, "config", str(path), "")))
+            config = override(Config(), renamed(export.read_json(metadata, "config", str(path), "")))
             state = json.loads(bytes(file.get_tensor(TEXT_STATE)))
             architecture = state["architecture"]
             mean = isinstance(config.text, Pretrained) and config.text.pooling == "mean"
@@ -201,5 +201,8 @@ def file_fingerprint(path: Path, config: Config) -> str:
         entries = [(name, header[name]) for name in sorted(own)]
         return fingerprint(
             config,
-            ((name, DTYPES[said["dtype"]], tuple(said["shape"]), data(said["data_offsets"])) for name, said in entries),
+            (
+                (name, DTYPES[entry["dtype"]], tuple(entry["shape"]), data(entry["data_offsets"]))
+                for name, entry in entries
+            ),
         )
