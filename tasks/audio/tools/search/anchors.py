@@ -69,16 +69,16 @@ def fit_file(file: Path, folder: Path, data: Sequence[str], storage: Storage) ->
         UserError: where the file, the folder or a data set is missing or another.
     """
     before = read_bytes(file)
-    found = read_export(before, str(file))
-    if not isinstance(found, Exported):
+    exported = read_export(before, str(file))
+    if not isinstance(exported, Exported):
         raise UserError(f"{file}: LAION-CLAP takes no anchors; name a file of `retable audio export`")
     own = trained_words(data, storage) if data else GENERATOR
-    model = found.embedder()
+    model = exported.embedder()
     folds = {storage.read_json(f"data/audio/{name}/dataset.json").get("test_fold", FOLD) for name in data}
-    heard = hear(model, folder, folds or found.about.get("test_folds") or {FOLD})
+    heard = hear(model, folder, folds or exported.about.get("test_folds") or {FOLD})
     write_file(file, with_anchors(before, fit(model, heard, own)))
     passed = Counter(row["category"] for row in listed(folder)[1] if row["category"] not in CLASSES)
-    return Fitted({name: len(each) for name, each in heard.items()}, passed, len(own))
+    return Fitted({name: len(recordings) for name, recordings in heard.items()}, passed, len(own))
 
 
 def trained_words(data: Sequence[str], storage: Storage) -> frozenset[str]:
@@ -88,10 +88,15 @@ def trained_words(data: Sequence[str], storage: Storage) -> frozenset[str]:
         UserError: where there is no such data set.
     """
     trained = [
-        each for name in data for each in read_recordings(data_folder(storage, name)) if each.split == "training"
+        recording
+        for name in data
+        for recording in read_recordings(data_folder(storage, name))
+        if recording.split == "training"
     ]
     texts = (
-        text for each in trained for text in (*each.captions, *(form for forms in each.rewrites for form in forms))
+        text
+        for recording in trained
+        for text in (*recording.captions, *(form for forms in recording.rewrites for form in forms))
     )
     return frozenset(word for text in texts for word in WORD.findall(text.lower()))
 
@@ -107,9 +112,9 @@ def fit(embedder: Embedder, heard: Mapping[str, Sequence[Vectors]], own: Collect
     embedder = replace(embedder, anchors=None)
     words, sounds = [], []
     for name, entry in LEXICON.items():
-        said = sentences(entry)
-        words.append(_mean([table().vector(sentence) for sentence in said]))
-        meant = _mean(embedder.words(said))
+        captions = sentences(entry)
+        words.append(_mean([table().vector(sentence) for sentence in captions]))
+        meant = _mean(embedder.words(captions))
         nearest = [segments[(segments @ meant).argmax()] for segments in heard.get(name, ())]
         sounds.append(_mean(nearest) if nearest else meant)
     return Anchors(np.stack(words), np.stack(sounds), frozenset(own))

@@ -91,10 +91,10 @@ def _continued(start: str, storage: Storage) -> Config:
     file = zoo.find_file("audio", start)
     if file is not None:
         data = read_bytes(file)
-        found = read_export(data, start)
-        if not isinstance(found, Exported):
+        exported = read_export(data, start)
+        if not isinstance(exported, Exported):
             raise UserError(f"{start}: LAION-CLAP is searched with, not trained; name a run, or a file of one")
-        config, data = replace(found.config, data=str(found.about.get("data", ""))), without_anchors(data)
+        config, data = replace(exported.config, data=str(exported.about.get("data", ""))), without_anchors(data)
     elif not re.fullmatch("[0-9a-f]+|latest", start):
         raise UserError(f"--from {start}: no such file, no run, and none of the zoo's: {', '.join(zoo.zoo('audio'))}")
     else:

@@ -27,18 +27,18 @@ SHOWN, COLUMNS = 10.0, 100
 
 def lines(hits: Sequence[Hit]) -> list[str]:
     """Return a line for each hit: score, the second at which it begins, file; and one for each other place of it."""
-    found = []
+    listing = []
     for hit in hits:
-        said = f"  [{', '.join(tags(hit.file))}]" if tags(hit.file) else ""
-        found.append(f"{hit.score:6.3f}  {clock(hit.offset):>9}  {hit.file}{said}")
-        found += [f"{'also':>17}  {other}" for other in hit.also]
-    return found
+        label = f"  [{', '.join(tags(hit.file))}]" if tags(hit.file) else ""
+        listing.append(f"{hit.score:6.3f}  {clock(hit.offset):>9}  {hit.file}{label}")
+        listing += [f"{'also':>17}  {other}" for other in hit.also]
+    return listing
 
 
 def tags(file: str) -> tuple[str, ...]:
     """Return category and name of a file that is named by the Universal Category System; none of another one."""
-    found = UCS.match(Path(file).stem)
-    return (found["category"], found["name"].strip()) if found else ()
+    match = UCS.match(Path(file).stem)
+    return (match["category"], match["name"].strip()) if match else ()
 
 
 def told(index: Index, hits: Sequence[Hit], p: float | None, words: bool = True) -> str:
@@ -65,15 +65,15 @@ def judged(hits: Sequence[Hit], p: float | None) -> dict[str, object]:
 
 def to_json(index: Index, words: str, like: Path | None, hits: Sequence[Hit], p: float | None) -> str:
     """Return a search and its hits as JSON."""
-    found = {"words": words, "like": str(like or ""), "folder": str(index.folder), **judged(hits, p)}
-    found["hits"] = [{**vars(hit), "tags": tags(hit.file)} for hit in hits]
-    return json.dumps(found, ensure_ascii=False, indent=2)
+    result = {"words": words, "like": str(like or ""), "folder": str(index.folder), **judged(hits, p)}
+    result["hits"] = [{**vars(hit), "tags": tags(hit.file)} for hit in hits]
+    return json.dumps(result, ensure_ascii=False, indent=2)
 
 
 def clock(seconds: float) -> str:
     """Write a second as a player shows it, to the tenth where it is no whole one: `0:00`, `12:30.4`, `1:02:05`."""
-    whole, tenth = divmod(round(10 * seconds), 10)
-    minutes, rest = divmod(whole, 60)
+    total, tenth = divmod(round(10 * seconds), 10)
+    minutes, rest = divmod(total, 60)
     shown = f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
     return f"{shown}.{tenth}" if tenth else shown
 
@@ -99,7 +99,7 @@ def waveform(path: Path, offset: float, segment: float) -> str:
     return f'<rect x="{left:.1f}" width="{width:.1f}" height="20"/><path d="{bars}"/>'
 
 
-def write_page(path: Path, index: Index, words: str, like: Path | None, hits: Sequence[Hit], said: str = "") -> None:
+def write_page(path: Path, index: Index, words: str, like: Path | None, hits: Sequence[Hit], note: str = "") -> None:
     """Write a static page with a player for each hit; recordings are named relative to it, and stay where they are.
 
     Args:
@@ -108,7 +108,7 @@ def write_page(path: Path, index: Index, words: str, like: Path | None, hits: Se
         words: that were searched for.
         like: the recording that was searched for.
         hits: best first.
-        said: of `told`.
+        note: of `told`.
 
     Raises:
         UserError: where it cannot be written.
@@ -130,7 +130,7 @@ def write_page(path: Path, index: Index, words: str, like: Path | None, hits: Se
         recordings=index.info["recordings"],
         segment=index.info["segment"],
         hits=hits,
-        said=said,
+        said=note,
         clock=clock,
         address=address,
         tags=tags,

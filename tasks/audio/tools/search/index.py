@@ -89,7 +89,7 @@ SOUNDS = (
     "someone types on a keyboard", "water drips into a sink", "a fire crackles", "glass breaks", "a saw cuts wood",
 )  # fmt: skip
 PLACES = ("", " in a large hall", " while a car passes", " in the background", " and then it is quiet")
-QUERIES = tuple(sound + place for sound in SOUNDS for place in PLACES)
+QUERIES = tuple(sound + setting for sound in SOUNDS for setting in PLACES)
 """Captions that an index's recall is measured with: words lie elsewhere than the sounds that it holds."""
 
 Encode = Callable[[Sequence[str]], Float32[np.ndarray, "captions dimension"]]
@@ -113,7 +113,7 @@ class Update:
     failures: list[str]
     """Files that could not be read, a line each."""
     remarks: list[str]
-    """What is odd about files that were heard: silence, a lost second; a line each."""
+    """Warnings about files that were heard: silence, a lost second; a line each."""
     others: dict[str, int]
     """Files that are no recordings, by the ends of their names: how many."""
 
@@ -166,15 +166,15 @@ def update(
         heard = _held(out, embedder.dimension)
         first = {content: str(folder / file.path) for content, file in new.items()}
         copies = [(folder / file.path, file.content) for file in current if file.content in unheard]
-        failures += unread + [f"{path}{unheard[each].removeprefix(first[each])}" for path, each in copies]
+        failures += unread + [f"{path}{unheard[digest].removeprefix(first[digest])}" for path, digest in copies]
         files = [file for file in current if file.content in heard]
         if not files:
             many = len(current) + len(unread)
             raise UserError(f"{folder}: none of {many} recordings can be read; first: {failures[0]}")
         info = _finish(out, before, listed, files, embedder)
         was, now = ({file.path for file in some} for some in (listed, files))
-        found = sum(file.path not in was and file.content in held for file in files)
-        return Update(info, len(heard - held), found, len(was - now), failures, remarks, others)
+        new_paths = sum(file.path not in was and file.content in held for file in files)
+        return Update(info, len(heard - held), new_paths, len(was - now), failures, remarks, others)
 
 
 def _hear(
@@ -235,8 +235,8 @@ def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, 
             model's or unfinished.
     """
     check_model(index.info, embedder, index.out)
-    place = kept or path
-    name = indexed(index, place)
+    target = kept or path
+    name = indexed(index, target)
     if (now := refresh(index)).holds(name):
         return now
     with disk_errors(str(path)):
@@ -246,22 +246,22 @@ def add(index: Index, embedder: Embedder, path: Path, kept: Path | None = None, 
         now = refresh(now)
         if not now.holds(name):
             if kept:
-                path.replace(place)
-            file = replace(file_at(name, place), content=content)
+                path.replace(target)
+            file = replace(file_at(name, target), content=content)
             new = heard is not None and content not in now.paths
             try:
                 _append(now, file, _shard([(file, heard)], embedder.dimension) if heard and new else b"")
             except BaseException:
                 if kept and not refresh(now).holds(name):
-                    place.replace(path)
+                    target.replace(path)
                 raise
         return refresh(now)
 
 
 def indexed(index: Index, path: Path) -> str:
     """Return what an index calls a recording: its path below the index's folder, or its absolute one."""
-    folder, place = index.folder.resolve(), path.parent.resolve() / path.name
-    return place.relative_to(folder).as_posix() if place.is_relative_to(folder) else str(place)
+    folder, resolved = index.folder.resolve(), path.parent.resolve() / path.name
+    return resolved.relative_to(folder).as_posix() if resolved.is_relative_to(folder) else str(resolved)
 
 
 def _append(index: Index, file: File, shard: bytes) -> None:
@@ -269,7 +269,7 @@ def _append(index: Index, file: File, shard: bytes) -> None:
     out, info = index.out, read_info(index.out)
     if not (info and info["finished"]):
         raise UserError(f"{out}: unfinished; run `retable audio index` again")
-    place, shards, named = Storage.open(out), info["added"], info["places"]
+    storage, shards, named = Storage.open(out), info["added"], info["places"]
     if joined := len(named) > ADDED:
         old = [*named, *(listed["name"] for listed in shards if shard)]
     if shard:
@@ -277,14 +277,14 @@ def _append(index: Index, file: File, shard: bytes) -> None:
         if joined:
             table = pa.concat_tables([*index.tables[index.built :], table])
         name, data = _next(out, "embeddings", "arrow"), _ipc(table)
-        place.write(name, data)
+        storage.write(name, data)
         listed = {"name": name, "rows": table.num_rows, "bytes": len(data)}
         shards = [*([] if joined else shards), listed]
     name = _next(out, "places", "arrow")
-    place.write(name, _ipc(places.table([*index.files, file] if joined else [file])))
-    place.write_json(INFO, {**info, "added": shards, "places": [*([] if joined else named), name]})
+    storage.write(name, _ipc(places.table([*index.files, file] if joined else [file])))
+    storage.write_json(INFO, {**info, "added": shards, "places": [*([] if joined else named), name]})
     for old_name in old if joined else ():
-        place.remove(old_name)
+        storage.remove(old_name)
 
 
 @contextmanager
@@ -371,8 +371,8 @@ class Worker:
 
     def __call__(self, block: pa.Table) -> pa.Table:
         """Return one row: a shard, and what is to be said of files as JSON."""
-        shard, *said = embed_files(self.embedder, self.folder, [File(**row) for row in block.to_pylist()], self.hop)
-        return pa.table({"shard": pa.array([shard], pa.large_binary()), "said": [json.dumps(said)]})
+        shard, *notes = embed_files(self.embedder, self.folder, [File(**row) for row in block.to_pylist()], self.hop)
+        return pa.table({"shard": pa.array([shard], pa.large_binary()), "said": [json.dumps(notes)]})
 
 
 def over_ray(
@@ -434,8 +434,8 @@ def _check_same(
     was = read_info(out)
     if was is None or was["folder"] == before["folder"]:
         return
-    known = {file.content for file in _below(listed)}
-    if known and known.isdisjoint(file.content for file in _below(current)):
+    contents = {file.content for file in _below(listed)}
+    if contents and contents.isdisjoint(file.content for file in _below(current)):
         text = f"is the index of {was['folder']}, of whose recordings {folder} has none"
         raise UserError(f"{out}: {text}; choose another --out")
 
@@ -495,18 +495,18 @@ def _finish(
     out: Path, before: dict[str, Any], listed: Sequence[File], files: Sequence[File], embedder: Embedder
 ) -> dict[str, Any]:
     """Write what has changed, then `index.json`, then remove what it names no more; return what it says."""
-    place = Storage.open(out)
+    storage = Storage.open(out)
     info = {**before, **_built(out, before, _tidy(out, embedder.dimension, {file.content for file in files}), embedder)}
     info["files"] = len(files)
     info["recordings"] = len({file.content for file in files})
-    said = [[file.path, file.content] for file in sorted(files, key=lambda file: file.path)]
-    info["corpus"] = hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    pairs = [[file.path, file.content] for file in sorted(files, key=lambda file: file.path)]
+    info["corpus"] = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
     if set(listed) != set(files):
         info["places"] = [_next(out, "places", "arrow")]
-        place.write(info["places"][0], _ipc(places.table(files)))
+        storage.write(info["places"][0], _ipc(places.table(files)))
     info["finished"] = True
     if info != read_info(out):
-        place.write_json(INFO, info)
+        storage.write_json(INFO, info)
     _sweep(out, info)
     return info
 
@@ -520,17 +520,17 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
     shards = [
         {"name": n, "rows": len(v), "bytes": (out / n).stat().st_size} for n, v in zip(names, vectors, strict=True)
     ]
-    there = before.get("faiss")
-    whole = there is not None and (
-        not there if kind == "flat" else bool(there) and _is_whole(out / there["name"], there)
+    old_file = before.get("faiss")
+    reusable = old_file is not None and (
+        not old_file if kind == "flat" else bool(old_file) and _is_whole(out / old_file["name"], old_file)
     )
-    whole = whole and shards == before["shards"] and before["kind"] == kind
+    reusable = reusable and shards == before["shards"] and before["kind"] == kind
     past, anchors = before.get("null", {}), digest_of(embedder.anchors)
-    if whole and "best" in past and past.get("anchors", "") == anchors:
+    if reusable and "best" in past and past.get("anchors", "") == anchors:
         return {"added": []}
     words = _words(embedder, refit_of(out, before))
     index, file, effort, recall = None, {}, 0, 1.0
-    if whole:
+    if reusable:
         file, effort, recall = before["faiss"], before["effort"], before["recall"]
         index = nearest.read(out / file["name"], file["bytes"], rows, embedder.dimension) if file else None
     elif kind != "flat":
@@ -538,14 +538,14 @@ def _built(out: Path, before: dict[str, Any], names: Sequence[str], embedder: Em
         effort, recall = nearest.tune(index, vectors, words(QUERIES))
         name = _next(out, "index", "faiss")
         file = {"name": name, "bytes": nearest.write(index, out / name)}
-    found = {"kind": kind, "effort": effort, "recall": recall, "segments": rows}
-    found |= {"null": _null(words, anchors, partial(nearest.nearest, index, vectors, effort=effort))}
-    return {**found, "shards": shards, "faiss": file, "added": []}
+    entries = {"kind": kind, "effort": effort, "recall": recall, "segments": rows}
+    entries |= {"null": _null(words, anchors, partial(nearest.nearest, index, vectors, effort=effort))}
+    return {**entries, "shards": shards, "faiss": file, "added": []}
 
 
-def _is_whole(path: Path, said: dict[str, Any]) -> bool:
+def _is_whole(path: Path, entry: dict[str, Any]) -> bool:
     """Return whether a file is there as it was written."""
-    return path.is_file() and path.stat().st_size == said["bytes"]
+    return path.is_file() and path.stat().st_size == entry["bytes"]
 
 
 def _words(embedder: Embedder | Words, refit: Refit | None) -> Encode:
@@ -597,8 +597,8 @@ def undo_refit(out: Path, embedder: Embedder | Words) -> None:
 def _null(words: Encode, anchors: str, search: null.Search) -> dict[str, Any]:
     """Measure what words at random find; return what `index.json` says of it, with the digest of their anchors."""
     measured = null.measure(words(null.salads(null.SALADS)), search)
-    said: dict[str, Any] = {"best": [round(score, 6) for score in measured.scores.tolist()]}
-    return said | {"anchors": anchors} if anchors else said
+    entry: dict[str, Any] = {"best": [round(score, 6) for score in measured.scores.tolist()]}
+    return entry | {"anchors": anchors} if anchors else entry
 
 
 def _sweep(out: Path, info: dict[str, Any]) -> None:

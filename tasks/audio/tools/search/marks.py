@@ -45,7 +45,7 @@ class Mark:
 
 
 KINDS = {"words": str, "content": str, "offset": float | int, "good": bool}
-"""What the entries of a mark's line are; JSON may have a whole second as an integer."""
+"""Types of the entries of a mark's line; JSON may have a whole second as an integer."""
 
 
 def mark(index: Index, words: str, hit: Hit, good: bool) -> None:
@@ -75,7 +75,7 @@ def read_marks(index: Index) -> list[Mark]:
         return []
     with disk_errors(str(path)):
         text = path.read_text("utf-8", errors="replace")
-    found: dict[tuple[str, str], Mark] = {}
+    marks: dict[tuple[str, str], Mark] = {}
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         try:
             made = Mark(**json.loads(line))
@@ -86,9 +86,9 @@ def read_marks(index: Index) -> list[Mark]:
                 continue
             raise UserError(f"{path}: line {number} is no mark; remove that line") from error
         key = made.words, made.content
-        found.pop(key, None)
-        found[key] = made
-    return list(found.values())
+        marks.pop(key, None)
+        marks[key] = made
+    return list(marks.values())
 
 
 @dataclass(frozen=True)
@@ -113,23 +113,25 @@ def write_pairs(index: Index, table: Path) -> Pairs:
             another one, or the files cannot be written.
     """
     marks = read_marks(index)
-    good = [each for each in marks if each.good]
+    good = [marking for marking in marks if marking.good]
     if not good:
         raise UserError(f"{index.out}: no hit is marked good; mark some in `retable audio shell`: +1")
     if table.exists() and not _is_pairs(table):
         raise UserError(f"{table}: was not written by `audio pairs`; choose another name")
-    rows, place = [], Storage.open(table.absolute().parent)
-    for each in good:
-        there = (index.folder / path for path in index.paths.get(each.content, ()))
-        recording = next((path for path in there if path.is_file()), None)
+    rows, storage = [], Storage.open(table.absolute().parent)
+    for marking in good:
+        paths = (index.folder / path for path in index.paths.get(marking.content, ()))
+        recording = next((path for path in paths if path.is_file()), None)
         if recording is not None:
-            rows.append((_file(each, recording, table, index.info["segment"], place), each.words, each.content))
+            rows.append(
+                (_file(marking, recording, table, index.info["segment"], storage), marking.words, marking.content)
+            )
     if not rows:  # a table of before is worth more than an empty one
         count = f"none of the {len(good)} recordings marked good is there"
         raise UserError(f"{index.folder}: {count}; mount its disk, or index their new folder")
     text = io.StringIO(newline="")
     csv.writer(text).writerows([COLUMNS, *rows])
-    place.write(table.name, text.getvalue().encode())
+    storage.write(table.name, text.getvalue().encode())
     return Pairs(len(rows), len(marks) - len(good), len(good) - len(rows))
 
 
@@ -140,15 +142,15 @@ def _is_pairs(table: Path) -> bool:
     return first == ",".join(COLUMNS) and all(re.search(",[0-9a-f]{64}$", row) for row in rows)
 
 
-def _file(each: Mark, recording: Path, table: Path, segment: float, place: Storage) -> str:
+def _file(marking: Mark, recording: Path, table: Path, segment: float, storage: Storage) -> str:
     """Return what the CSV calls a mark's sound: the recording, or a part of it that is cut out."""
     seconds = duration(recording)
     if seconds <= WHOLE:
         return str(recording.absolute())
-    start = min(max(each.offset + segment / 2 - PART / 2, 0.0), seconds - PART)
-    name, sound = f"{each.content[:16]}-{start:.1f}.flac", io.BytesIO()
+    start = min(max(marking.offset + segment / 2 - PART / 2, 0.0), seconds - PART)
+    name, sound = f"{marking.content[:16]}-{start:.1f}.flac", io.BytesIO()
     soundfile.write(sound, decode(recording, start, PART), SAMPLE_RATE, format="FLAC")
-    place.write(f"{table.stem}/{name}", sound.getvalue())
+    storage.write(f"{table.stem}/{name}", sound.getvalue())
     return name
 
 

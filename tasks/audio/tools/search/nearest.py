@@ -83,11 +83,11 @@ def gather(vectors: Vectors, numbers: Int64[np.ndarray, " count"]) -> Float32[np
     """Return the vectors of some numbers."""
     ends = np.cumsum([len(block) for block in vectors])
     blocks = np.searchsorted(ends, numbers, side="right")
-    found = np.empty((len(numbers), vectors[0].shape[1]), np.float32)
+    gathered = np.empty((len(numbers), vectors[0].shape[1]), np.float32)
     for block in np.unique(blocks):
         here = blocks == block
-        found[here] = vectors[block][numbers[here] - (ends[block] - len(vectors[block]))]
-    return found
+        gathered[here] = vectors[block][numbers[here] - (ends[block] - len(vectors[block]))]
+    return gathered
 
 
 def exact(vectors: Vectors, queries: Float32[np.ndarray, "queries dimension"], count: int) -> Found:
@@ -148,10 +148,10 @@ def nearest(
     spare = min(rows, SPARE * count)
     _set_effort(index, max(effort, spare if hasattr(index, "hnsw") else 1))
     _, numbers = index.search(np.ascontiguousarray(queries), spare)
-    there = numbers >= 0
+    valid = numbers >= 0
     scores = np.full(numbers.shape, -np.inf, np.float32)
-    owner = np.nonzero(there)[0]
-    scores[there] = np.einsum("nd,nd->n", gather(vectors, numbers[there]), queries[owner])
+    owner = np.nonzero(valid)[0]
+    scores[valid] = np.einsum("nd,nd->n", gather(vectors, numbers[valid]), queries[owner])
     return _padded(*_best(scores, numbers, count), count)
 
 
@@ -198,10 +198,10 @@ def recall(
     """
     best = truth[0]
     scores, _ = nearest(index, vectors, queries, best.shape[1], effort)
-    there = np.isfinite(best)
-    last = np.where(there, best, np.inf).min(1, keepdims=True)
+    finite = np.isfinite(best)
+    last = np.where(finite, best, np.inf).min(1, keepdims=True)
     hits = (np.isfinite(scores) & (scores >= last - 1e-5)).sum()
-    return float(min(hits, there.sum()) / max(there.sum(), 1))
+    return float(min(hits, finite.sum()) / max(finite.sum(), 1))
 
 
 def tune(index: Any, vectors: Vectors, queries: Float32[np.ndarray, "queries dimension"]) -> tuple[int, float]:
@@ -212,11 +212,11 @@ def tune(index: Any, vectors: Vectors, queries: Float32[np.ndarray, "queries dim
     truth = exact(vectors, queries, min(COUNT, max(int(index.ntotal), 1)))
     most = int(getattr(index, "nlist", 0)) or (1024 if hasattr(index, "hnsw") else 0)
     effort = min(8, most)
-    found = recall(index, vectors, queries, truth, effort)
-    while found < WANTED and effort < most:
+    share = recall(index, vectors, queries, truth, effort)
+    while share < WANTED and effort < most:
         effort = min(2 * effort, most)
-        found = recall(index, vectors, queries, truth, effort)
-    return effort, found
+        share = recall(index, vectors, queries, truth, effort)
+    return effort, share
 
 
 def write(index: Any, path: Path) -> int:

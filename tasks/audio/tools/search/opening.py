@@ -39,8 +39,8 @@ def open_embedder(
     if file is not None:
         data, path = read_bytes(file), str(file.absolute())
         theirs = file.suffix != ".safetensors" and metadata(data) is None
-        found = read_pair(data, path, say=say) if theirs else read_export(data, path)
-        return found.embedder(device, words_alone)
+        model = read_pair(data, path, say=say) if theirs else read_export(data, path)
+        return model.embedder(device, words_alone)
     if not re.fullmatch("[0-9a-f]+|latest", name):
         raise UserError(f"model {name}: no such file, no run, and none of the zoo's: {', '.join(zoo.zoo('audio'))}")
     run = api.load(name, storage, task="audio")

@@ -43,10 +43,10 @@ def file_at(name: str, path: Path) -> File:
     Raises:
         OSError: where it is missing, or a pipe or device, which might be read without end.
     """
-    said = path.stat()
-    if why := irregular(said.st_mode):
+    status = path.stat()
+    if why := irregular(status.st_mode):
         raise OSError(errno.EINVAL, why)
-    return File(name, said.st_size, said.st_mtime_ns)
+    return File(name, status.st_size, status.st_mtime_ns)
 
 
 def scan(folder: Path) -> tuple[list[File], list[str], dict[str, int]]:
@@ -62,7 +62,7 @@ def scan(folder: Path) -> tuple[list[File], list[str], dict[str, int]]:
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no folder; give one that holds recordings")
-    found: list[File] = []
+    files: list[File] = []
     failures: list[str] = []
     others: Counter[str] = Counter()
     for path in _below(folder, failures):
@@ -72,14 +72,14 @@ def scan(folder: Path) -> tuple[list[File], list[str], dict[str, int]]:
         try:
             below = path.relative_to(folder).as_posix()
             below.encode()
-            found.append(file_at(below, path))
+            files.append(file_at(below, path))
         except UnicodeEncodeError:
             failures.append(f"{os.fsencode(path)!r}: its name is not UTF-8; rename it")
         except OSError as error:
             failures.append(f"{path}: {error.strerror}")
-    if not found:
+    if not files:
         raise UserError(f"{folder}: no recordings ({', '.join(sorted(SUFFIXES))})")
-    return sorted(found, key=lambda file: file.path), failures, dict(others)
+    return sorted(files, key=lambda file: file.path), failures, dict(others)
 
 
 def _below(folder: Path, failures: list[str]) -> Iterator[Path]:
@@ -100,24 +100,24 @@ def _below(folder: Path, failures: list[str]) -> Iterator[Path]:
         yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
-def identify(folder: Path, files: Sequence[File], known: Iterable[File]) -> tuple[list[File], list[str]]:
+def identify(folder: Path, files: Sequence[File], earlier: Iterable[File]) -> tuple[list[File], list[str]]:
     """Return files with their contents, and what is wrong with those that cannot be read.
 
     Args:
         folder: which they lie below.
         files: of `scan`.
-        known: identified before; one with the same path, size and time of change is not read again.
+        earlier: identified before; one with the same path, size and time of change is not read again.
     """
-    contents = {replace(file, content=""): file.content for file in known}
-    found, failures = [], []
+    contents = {replace(file, content=""): file.content for file in earlier}
+    identified, failures = [], []
     for file in files:
         try:
             content = contents.get(file) or file_digest(folder / file.path)
         except OSError as error:
             failures.append(f"{folder / file.path}: {error.strerror}")
         else:
-            found.append(replace(file, content=content))
-    return found, failures
+            identified.append(replace(file, content=content))
+    return identified, failures
 
 
 def table(files: Sequence[File]) -> pa.Table:

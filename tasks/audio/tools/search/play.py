@@ -24,9 +24,9 @@ def play(index: Index, hit: Hit) -> None:
     Raises:
         UserError: where the machine has no player, or the recording is not there any more or cannot be read.
     """
-    command = next((found for found in PLAYERS if shutil.which(found[0])), None)
+    command = next((player for player in PLAYERS if shutil.which(player[0])), None)
     if command is None:
-        names = ", ".join(found[0] for found in PLAYERS)
+        names = ", ".join(player[0] for player in PLAYERS)
         raise UserError(f"no player is there ({names}); install FFmpeg, or write a page with players: --page hits.html")
     samples = decode(index.folder / hit.file, hit.offset, float(index.info["segment"]))
     with tempfile.TemporaryDirectory() as folder:

@@ -157,14 +157,14 @@ def left_out(archive: Archive, marked: Marked) -> tuple[Float[np.ndarray, " quer
 
     Ranked are the recordings of which it is known whether they are good.
     """
-    found = []
+    precisions = []
     for number, (good, ranked) in enumerate(zip(marked.good, marked.ranked, strict=True)):
         if good.any():
             rest = np.arange(len(marked.queries)) != number
             own = marked.queries[number : number + 1]
             moved = fit(marked.queries[rest], marked.targets[rest]).apply(own.astype(np.float32))
-            found.append([_precision(archive.best(query)[ranked], good[ranked]) for query in (own[0], moved[0])])
-    before, after = np.array(found).T
+            precisions.append([_precision(archive.best(query)[ranked], good[ranked]) for query in (own[0], moved[0])])
+    before, after = np.array(precisions).T
     return before, after
 
 
@@ -173,8 +173,8 @@ def chance(gains: Float[np.ndarray, " queries"]) -> float:
     from scipy.stats import permutation_test
 
     def mean(values: Float[np.ndarray, ...], axis: int) -> Float[np.ndarray, ...]:
-        found: Float[np.ndarray, ...] = values.mean(axis=axis)
-        return found
+        means: Float[np.ndarray, ...] = values.mean(axis=axis)
+        return means
 
     test = permutation_test(
         (gains,), mean, permutation_type="samples", alternative="greater", n_resamples=DRAWS, random_state=0
@@ -207,11 +207,11 @@ def _marked(archive: Archive, marks: Sequence[Mark], embedder: Embedder | Words)
     queries = embedder.words(words).astype(np.float64)
     targets = queries.copy()
     good, bad = np.zeros((2, len(words), len(archive.contents)), bool)
-    for row, said in enumerate(words):
-        own = [mark for mark in marks if mark.words == said]
-        for wanted, weight, found in ((True, GOOD, good), (False, -BAD, bad)):
+    for row, text in enumerate(words):
+        own = [mark for mark in marks if mark.words == text]
+        for wanted, weight, mask in ((True, GOOD, good), (False, -BAD, bad)):
             hits = [mark for mark in own if mark.good == wanted]
-            found[row, [archive.contents[mark.content] for mark in hits]] = True
+            mask[row, [archive.contents[mark.content] for mark in hits]] = True
             if hits:
                 numbers = np.array([archive.segment(mark) for mark in hits], np.int64)
                 targets[row] += weight * (nearest.gather(archive.vectors, numbers).mean(axis=0) - archive.mean)

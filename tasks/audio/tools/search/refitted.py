@@ -31,7 +31,7 @@ class Refit:
     change: Vectors
     """C: what each of them adds."""
     said: Mapping[str, Any]
-    """What it rests on, and what it gains; `refit.Judged` as a dict."""
+    """Data that it rests on, and its gain; `refit.Judged` as a dict."""
 
     def apply(self, vectors: Vectors) -> Vectors:
         """Return unit vectors of words as they are searched for."""

@@ -100,7 +100,7 @@ class Index:
     """An index that was opened; vectors stay on the disk but for those of FAISS."""
 
     out: Path
-    """Where it lies."""
+    """The index's own folder."""
     stamp: tuple[int, int, int]
     """Of `index.json`: another one is there as soon as something was added."""
     info: dict[str, Any]
@@ -114,17 +114,17 @@ class Index:
     files: Sequence[places.File]
     """The places of the recordings."""
     null: Null | None
-    """What words at random find in it; None in an index of before there was one."""
+    """Null distribution: scores of random words in it; None in an index from before there was one."""
     refit: Refit | None
-    """What was learnt from marks: words are searched for as it says."""
+    """Map learnt from marks, through which the words of a query go; None if nothing was learnt."""
 
     @cached_property
     def paths(self) -> Mapping[str, tuple[str, ...]]:
         """The paths of each recording, by its content."""
-        found: dict[str, tuple[str, ...]] = {}
+        by_content: dict[str, tuple[str, ...]] = {}
         for file in sorted(self.files, key=lambda file: file.path):
-            found[file.content] = (*found.get(file.content, ()), file.path)
-        return found
+            by_content[file.content] = (*by_content.get(file.content, ()), file.path)
+        return by_content
 
     @cached_property
     def longest(self) -> Mapping[str, float]:
@@ -187,8 +187,8 @@ def read_places(out: Path, info: dict[str, Any]) -> list[places.File]:
 
 def read_null(info: dict[str, Any]) -> Null | None:
     """Return what words at random find in an index; None where it was made before there was that."""
-    said = info.get("null", {})
-    return Null(np.array(said["best"]), said.get("anchors", "")) if "best" in said else None
+    entry = info.get("null", {})
+    return Null(np.array(entry["best"]), entry.get("anchors", "")) if "best" in entry else None
 
 
 def refit_of(out: Path, info: dict[str, Any]) -> Refit | None:
@@ -305,10 +305,10 @@ def _reread(index: Index) -> Index:
 def _stamp(out: Path) -> tuple[int, int, int] | None:
     """Return what changes whenever `index.json` is written; None where there is none."""
     try:
-        said = (out / INFO).stat()
+        status = (out / INFO).stat()
     except OSError:
         return None
-    return said.st_ino, said.st_mtime_ns, said.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _tables(out: Path, info: dict[str, Any], shards: Sequence[dict[str, Any]]) -> list[pa.Table]:
@@ -333,9 +333,9 @@ def open_words(name: str, storage: Storage, device: str = "", whole: bool = Fals
         UserError: where there is no such model, or no such device.
     """
     file = zoo.find_file("audio", name)
-    found = read_words(file.absolute()) if file and device in ("", "cpu") and not whole else None
-    if found:
-        return found
+    embedder = read_words(file.absolute()) if file and device in ("", "cpu") and not whole else None
+    if embedder:
+        return embedder
     from retable.tasks.audio.tools.search import opening
 
     return opening.open_embedder(name, storage, device, words_alone=not whole)
@@ -367,15 +367,15 @@ def query_vector(
     Raises:
         UserError: where there is neither, the recording cannot be read, or words are not UTF-8.
     """
-    said = any(letter.isalnum() for letter in words)  # punctuation is not heard
-    if not said and like is None:
+    has_words = any(letter.isalnum() for letter in words)  # punctuation is not heard
+    if not has_words and like is None:
         raise UserError("nothing to search for; give words, or a recording: `retable audio search --like FILE`")
     parts = []
     if like is not None:
         from retable.tasks.audio.tools.embed.embedder import embed_file
 
         parts.append(unit(embed_file(cast("Embedder", embedder), like).vectors.mean(0)))
-    if said:
+    if has_words:
         parts.append(_words_vector(embedder, words, refit))
     wanted = unit(np.stack(parts).sum(0))
     if not any(letter.isalnum() for letter in avoid):
@@ -412,15 +412,15 @@ def search(
     while True:
         hits = []
         # The lists that the index is tuned to look into need not hold what `where` allows: then all are compared.
-        scores, numbers = (each[0] for each in _found(index, query[None], wanted, whole=wanted > 4 * top))
+        scores, numbers = (result[0] for result in _found(index, query[None], wanted, exhaustive=wanted > 4 * top))
         nearest_first = _contents(index, scores, numbers) if rows else []
         if itself in index.paths:
-            nearest_first = [(itself, 1.0, 0.0), *(each for each in nearest_first if each[0] != itself)]
+            nearest_first = [(itself, 1.0, 0.0), *(result for result in nearest_first if result[0] != itself)]
         for content, score, offset in nearest_first:
             paths = where.places(index, content)
-            there = [path for path in paths if not look or (index.folder / path).is_file()]
-            if there:
-                hits.append(Hit(there[0], tuple(there[1:]), score, offset))
+            present = [path for path in paths if not look or (index.folder / path).is_file()]
+            if present:
+                hits.append(Hit(present[0], tuple(present[1:]), score, offset))
             if len(hits) == top:
                 return hits
         if wanted >= rows:
@@ -438,17 +438,19 @@ def p_value(index: Index, hits: Sequence[Hit], embedder: Embedder | Words) -> fl
     return index.null.p_value(hits[0].score) if index.null and fits and hits else None
 
 
-def _found(index: Index, queries: Float32[np.ndarray, "queries dimension"], count: int, whole: bool) -> nearest.Found:
+def _found(
+    index: Index, queries: Float32[np.ndarray, "queries dimension"], count: int, exhaustive: bool
+) -> nearest.Found:
     """Return the scores and numbers of the nearest segments: those that FAISS knows, and those added since.
 
-    With `whole` all are compared, whatever FAISS would look into.
+    With `exhaustive` all are compared, whatever FAISS would look into.
     """
     built, added = index.vectors[: index.built], index.vectors[index.built :]
-    found = nearest.nearest(None if whole else index.faiss, built, queries, count, index.info["effort"])
+    best = nearest.nearest(None if exhaustive else index.faiss, built, queries, count, index.info["effort"])
     if added:
         scores, numbers = nearest.exact(added, queries, count)
-        found = nearest.merged(found, (scores, np.where(numbers < 0, -1, numbers + sum(map(len, built)))), count)
-    return found
+        best = nearest.merged(best, (scores, np.where(numbers < 0, -1, numbers + sum(map(len, built)))), count)
+    return best
 
 
 def _contents(index: Index, scores: Any, numbers: Any) -> list[tuple[str, float, float]]:
