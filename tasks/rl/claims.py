@@ -68,9 +68,9 @@ def keeps_performance(method: str, name: str) -> list[Claim]:
 
 def keeps(results: Results, method: str, environment: str, policy: str, fails: bool) -> Verdict:
     """Judge whether SNIP or GraSP at 95 % keeps the dense network's return, or, where `fails`, that it does not."""
-    found = kept_return(results, pruned(method, 0.95), DENSE, environment, policy)
+    verdict = kept_return(results, pruned(method, 0.95), DENSE, environment, policy)
     opposite: dict[Status, Status] = {"holds": "does not hold", "does not hold": "holds"}
-    return Verdict(opposite.get(found.status, found.status) if fails else found.status, found.because)
+    return Verdict(opposite.get(verdict.status, verdict.status) if fails else verdict.status, verdict.because)
 
 
 def against_controls(method: str, name: str, sparsities: Sequence[float]) -> list[Claim]:
@@ -166,30 +166,30 @@ def leaves_blind(results: Results, ours: Row, raw: Row) -> Verdict:
     inputs and none of standardized ones does, and fails where no mask of raw states leaves any.
     """
     pairs = by_environment(results, (raw, ours), "blind/vae")
-    if refused := too_few(min((each.shape[1] for each in pairs.values()), default=0)):
+    if refused := too_few(min((counts.shape[1] for counts in pairs.values()), default=0)):
         return refused
     shown = [
-        f"{environment} {' and '.join(', '.join(f'{count:.0f}' for count in row) for row in each)}"
-        for environment, each in pairs.items()
+        f"{environment} {' and '.join(', '.join(f'{count:.0f}' for count in row) for row in counts)}"
+        for environment, counts in pairs.items()
     ]
-    some, none = (np.concatenate([each[row] for each in pairs.values()]) for row in (0, 1))
+    some, none = (np.concatenate([counts[row] for counts in pairs.values()]) for row in (0, 1))
     status: Status = "holds" if some.all() and not none.any() else "not separable" if some.any() else "does not hold"
     return Verdict(status, f"blind inputs of the decoder by seed, raw and standardized: {'; '.join(shown)}")
 
 
 def in_words(results: Results, weights: Sequence[tuple[Row, int]], policy: str) -> Verdict:
     """Judge a sum of rows (`contrast`) in words that stand alone."""
-    found = contrast(results, weights, policy)
-    if found.status == UNTESTED:
-        return found
-    return found.noted(f"; gaps in the behaviour's return, {updates(results)}")
+    verdict = contrast(results, weights, policy)
+    if verdict.status == UNTESTED:
+        return verdict
+    return verdict.noted(f"; gaps in the behaviour's return, {updates(results)}")
 
 
 def rounds_to(results: Results, wanted: int, above: str, below: str, rows: tuple[Row, Row]) -> Verdict:
     """Test a ratio of file sizes that the paper gives as a whole number."""
     sides = list(zip(rows, (above, below), strict=True))
     sizes = {network: [results.values(row, f"bytes/{network}/{form}") for row, form in sides] for network in NETWORKS}
-    if not all(each.size for pair in sizes.values() for each in pair):
+    if not all(values.size for pair in sizes.values() for values in pair):
         return untested("rows are missing")
     ratios = {NETWORKS[network]: top.mean() / bottom.mean() for network, (top, bottom) in sizes.items()}
     shown = ", ".join(f"{title} {ratio:.2f}x" for title, ratio in ratios.items())
@@ -202,7 +202,7 @@ def reproduces(results: Results, printed: Row, ours: Row) -> Verdict:
     sizes = {column.header: results.values(ours, column.metric) for column in SIZES}
     if not all(values.size for values in sizes.values()):
         return untested("rows are missing")
-    if "Hopper" in {each.config.environment for each in results.replicates[ours.label]}:
+    if "Hopper" in {replicate.config.environment for replicate in results.replicates[ours.label]}:
         return untested("what is printed are sizes for 17 states and 6 actions, not Hopper's")
     apart = {header: values.mean() / 1e6 / printed.published[header] - 1 for header, values in sizes.items()}
     shown = ", ".join(f"{header} {gap:+.1%}" for header, gap in apart.items())
@@ -233,9 +233,9 @@ def pays_from(results: Results, form: str, sparsity: float) -> Verdict:
         dense = results.values(DENSE, f"bytes/{network}/dense")
         if not dense.size or len(x) < 2:
             return untested("rows are missing")
-        found = break_even(x, sizes, float(dense.mean()))
-        shown.append(f"{title} never" if found is None else f"{title} {100 * found:.1f} %")
-        good = good and found is not None and abs(found - sparsity) <= 0.01
+        crossing = break_even(x, sizes, float(dense.mean()))
+        shown.append(f"{title} never" if crossing is None else f"{title} {100 * crossing:.1f} %")
+        good = good and crossing is not None and abs(crossing - sparsity) <= 0.01
     return decided(good, ", ".join(shown))
 
 
@@ -299,7 +299,7 @@ def last_layer_kept(results: Results, method: str) -> Verdict:
     kept = {NETWORKS[network]: last_density(results, [pruned(method, 0.95)], network) for network in LAST}
     if not all(kept.values()):
         return untested("no runs")
-    shares = {title: np.concatenate(each, axis=1) for title, each in kept.items()}
+    shares = {title: np.concatenate(densities, axis=1) for title, densities in kept.items()}
     shown = ", ".join(f"{title} {share.mean():.0%} (lowest {share.min():.0%})" for title, share in shares.items())
     return decided(all(v.min() > 0.05 for v in shares.values()), f"{shown} against 5 %")
 
@@ -309,13 +309,13 @@ def grasp_keeps_more(results: Results) -> Verdict:
     shown: dict[str, Verdict] = {}
     runs = 0
     for network, title in NETWORKS.items():
-        gaps = [each[0] - each[1] for each in last_density(results, (GRASP, SNIP), network)]
+        gaps = [densities[0] - densities[1] for densities in last_density(results, (GRASP, SNIP), network)]
         runs = sum(map(len, gaps))
         if runs < LEAST or min(map(len, gaps)) < 2:
             return untested(f"{runs} runs of both; at least {LEAST} are needed, 2 of each environment")
         shown[title] = mean_of(gaps, form="+.0%").verdict()
-    statuses = {found.status for found in shown.values()}
-    gaps_shown = ", ".join(f"{title} {found.because}" for title, found in shown.items())
+    statuses = {verdict.status for verdict in shown.values()}
+    gaps_shown = ", ".join(f"{title} {verdict.because}" for title, verdict in shown.items())
     because = f"GraSP minus SNIP: {gaps_shown}, {runs} runs"
     return Verdict(statuses.pop() if len(statuses) == 1 else "not separable", because)
 

@@ -46,7 +46,7 @@ app = typer.Typer(
 )
 
 SUFFIX = DESCRIPTION.model_suffix
-"""What the name of a policy's file ends in."""
+"""Suffix of a policy's file."""
 Environment = Annotated[str, typer.Option("--env", help="A Gymnasium environment without its version, e.g. hopper.")]
 Skip = Annotated[str, typer.Option(help="Leave out episodes: their numbers from 0 on, e.g. 3,17.")]
 Mend = Annotated[

@@ -29,7 +29,7 @@ class Pruning:
 
     sparsity: float = 0.95
     networks: Literal["all", "actor", "critic", "vae"] = added("all")
-    """Which are pruned; the others stay dense. The paper prunes all."""
+    """Networks that are pruned; the others stay dense. The paper prunes all."""
 
     def __post_init__(self) -> None:
         check_sparsity(self.sparsity)
@@ -131,7 +131,7 @@ class Config:
     """The data set: a folder below `data/rl/<environment>/`. `recorded` is what `retable data make rl` writes, `mixed`
     what it writes with `--mix`."""
     states: Literal["standardized", "raw"] = "standardized"
-    """What all networks see: states less their mean, divided by their standard deviation + 1e-3, both of the training
+    """States that all networks see: less their mean, divided by their standard deviation + 1e-3, both of the training
     data; or states as they are. The paper does not say; `play/states.py` says why it matters."""
     algorithm: Bcq | Bc = field(default_factory=Bcq)
     prune: Dense | Snip | Grasp | Random | Magnitude | Erk | SmallDense = field(default_factory=Dense)

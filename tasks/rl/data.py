@@ -461,9 +461,9 @@ class Transitions:
 
     def place(self, device: torch.device) -> None:
         """Hold all columns on a device, as one float32 table: the same batches are then gathered there."""
-        whole = self._take(np.arange(len(self._columns["reward"])))
-        self._widths = {name: part.shape[1] for name, part in whole.items()}
-        self._table = torch.cat([*whole.values()], 1).to(device)
+        columns = self._take(np.arange(len(self._columns["reward"])))
+        self._widths = {name: part.shape[1] for name, part in columns.items()}
+        self._table = torch.cat([*columns.values()], 1).to(device)
 
     def batches(self, epoch: int, start: int, rank: int, world: int) -> Iterator[dict[str, torch.Tensor]]:
         """Yield this rank's share of the batches `start`, `start + 1`, ..., `steps - 1` of an epoch.

@@ -49,7 +49,7 @@ class Exported:
     weights: Mapping[str, Tensor]
     """Of every network, 0 where the policy does not need them; and what its states are standardized by."""
     policy: Policy
-    """Which policy the file was written for."""
+    """Policy that the file was written for."""
 
     @property
     def environment(self) -> str:
@@ -91,8 +91,8 @@ def write_export(
         UserError: where the epoch was not kept, or as `write_policy`.
     """
     chosen = policy or own_policy(run.config)
-    said = export.about(run, epoch, **more)
-    return write_policy(run.config, run.source.info, run.weights(epoch), chosen, precision, said)
+    about = export.about(run, epoch, **more)
+    return write_policy(run.config, run.source.info, run.weights(epoch), chosen, precision, about)
 
 
 def own_policy(config: Config) -> Literal["bcq", "bc"]:
@@ -107,9 +107,9 @@ def read_export(data: bytes, name: str) -> Exported:
         UserError: where it is no such file, is damaged, or its weights make no networks.
     """
     config, info, weights, policy = read_policy(data, name)
-    said = read_about(data, name)
-    run = said.pop("run", {})
-    return Exported({**(run if isinstance(run, dict) else {}), **said}, config, info, weights, cast(Policy, policy))
+    about = read_about(data, name)
+    run = about.pop("run", {})
+    return Exported({**(run if isinstance(run, dict) else {}), **about}, config, info, weights, cast(Policy, policy))
 
 
 def served_as(policy: Exported, name: str) -> tuple[str, str, dict[str, int]]:
@@ -155,11 +155,11 @@ def write_policy(
         **({"run": dict(run)} if run else {}),
     }
     held = networks_of(weights) if policy == "all" else deployable(weights, policy)
-    known = {}
-    if said := drawn.describe(config, info):
-        about["masks"] = said
-        known = {name: mask for name, mask in drawn.masks(said).items() if name in held}
-    return pack(dict(sorted(held.items())), precision, about, known)  # equal content gives an equal file
+    drawn_masks = {}
+    if recipe := drawn.describe(config, info):
+        about["masks"] = recipe
+        drawn_masks = {name: mask for name, mask in drawn.masks(recipe).items() if name in held}
+    return pack(dict(sorted(held.items())), precision, about, drawn_masks)  # equal content gives an equal file
 
 
 def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[str, Tensor], str]:
@@ -195,19 +195,19 @@ def read_policy(data: bytes, name: str) -> tuple[Config, dict[str, Any], dict[st
             actor=widths.get("actor", Config.actor),
             critic=widths.get("critic", Config.critic),
         )
-        whole = unstack(build([config], states, actions, about["max_action"]), 0)
-        needed = whole.keys() if policy == "all" else deployable(whole, policy).keys()
+        template = unstack(build([config], states, actions, about["max_action"]), 0)
+        needed = template.keys() if policy == "all" else deployable(template, policy).keys()
         if needed != weights.keys():
             raise ValueError(f"{sorted(needed ^ weights.keys())[0]} is missing, or too many")
         for key, value in weights.items():
-            if value.shape != whole[key].shape:
-                raise ValueError(f"{key} has shape {tuple(value.shape)}, not {tuple(whole[key].shape)}")
+            if value.shape != template[key].shape:
+                raise ValueError(f"{key} has shape {tuple(value.shape)}, not {tuple(template[key].shape)}")
     except ValueError as error:
         raise UserError(f"{name}: no policy ({error}); write it again by `retable rl export`") from error
-    said = {key: about[key] for key in ("max_action", "behaviour_return", "simulator", *PLAYED) if key in about}
-    absent = {key: torch.zeros_like(value) for key, value in whole.items()}
-    found = absent | weights | (standard.tensors() if standard else {})
-    return config, {"states": states, "actions": actions, **said}, found, "bc" if not bcq else "bcq"
+    entries = {key: about[key] for key in ("max_action", "behaviour_return", "simulator", *PLAYED) if key in about}
+    absent = {key: torch.zeros_like(value) for key, value in template.items()}
+    tensors = absent | weights | (standard.tensors() if standard else {})
+    return config, {"states": states, "actions": actions, **entries}, tensors, "bc" if not bcq else "bcq"
 
 
 def _numbers(weights: Mapping[str, Tensor]) -> dict[str, list[float]]:
@@ -215,15 +215,15 @@ def _numbers(weights: Mapping[str, Tensor]) -> dict[str, list[float]]:
     return {key: [float(f"{number:.9g}") for number in weights[name].tolist()] for key, name in STATISTICS.items()}
 
 
-def _standard(said: object, states: int) -> Standard | None:
+def _standard(statistics: object, states: int) -> Standard | None:
     """Return what states are standardized by, from what `_numbers` made; a file without it takes raw states."""
-    if said is None:
+    if statistics is None:
         return None
-    if not isinstance(said, dict) or said.keys() != STATISTICS.keys():
+    if not isinstance(statistics, dict) or statistics.keys() != STATISTICS.keys():
         raise ValueError("its states are described as nothing that is known")
-    if any(not isinstance(row, list) or {type(number) for number in row} != {float} for row in said.values()):
+    if any(not isinstance(row, list) or {type(number) for number in row} != {float} for row in statistics.values()):
         raise ValueError("its states are standardized by what are no numbers")
-    mean, deviation = (torch.tensor(said[key]) for key in STATISTICS)
+    mean, deviation = (torch.tensor(statistics[key]) for key in STATISTICS)
     if mean.shape != (states,) or deviation.shape != (states,):
         raise ValueError(f"its states are standardized by other than {states} numbers")
     if not (mean.isfinite().all() and deviation.isfinite().all() and (deviation > 0).all()):

@@ -44,7 +44,7 @@ STYLES = {
     "erk": {"color": "#2a8c4a", "marker": "^"},
     "small_dense": {"color": "#b08900", "marker": "D"},
 }
-"""How methods are drawn."""
+"""Line style of each method."""
 LINES: Mapping[str, Mapping[str, Any]] = {
     "dense": {"marker": "."},
     label("snip", 0.5): {**STYLES["snip"], "linestyle": ":"},
@@ -69,7 +69,7 @@ FORMAT_STYLES: Mapping[str, Mapping[str, Any]] = {
     "compact_float16": {"color": "#d9662b", "linestyle": "--"},
     "compact_int8": {"color": "#d9662b", "linestyle": ":"},
 }
-"""How figure 4 draws formats."""
+"""Line style of each format in figure 4."""
 
 
 def themed(part: Literal["text.color", "axes.facecolor"] = "text.color") -> Any:
@@ -301,9 +301,9 @@ def draw_needed(axis: Any, results: Results, environment: str, policy: str) -> N
         words = []
         for level, filled in zip(LEVELS, ("none", "full"), strict=True):
             seeds = updates_needed(results, row, level, environment, policy).values()
-            there = [needed.updates for needed in seeds if needed.reached]
+            reached = [needed.updates for needed in seeds if needed.reached]
             style = {"color": themed(), **LINES[row], "linestyle": "none", "fillstyle": filled}
-            axis.plot(there, [position] * len(there), **style)
+            axis.plot(reached, [position] * len(reached), **style)
             words.append(f"{100 * level:.0f} %: {in_words(seeds)}")
         where = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 6.5}
         axis.text(1.02, position, "\n".join(words), **where)

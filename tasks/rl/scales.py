@@ -15,7 +15,7 @@ from retable.tasks.rl.tables import ABLATION, DENSE, ENVIRONMENTS, RAW, ROUNDED
 
 OURS = {"data": "recorded"}
 DATA = ("recorded", "mixed")
-"""What takes the place of D4RL's expert and medium-expert data."""
+"""Data sets that replace D4RL's expert and medium-expert data."""
 BCQ_ROWS = {row.label for row in (*ABLATION.values(), *ROUNDED.values())}
 """Rows whose policy is BCQ's, or that are compared with such."""
 
@@ -57,8 +57,8 @@ def reduced(
     if own.get("prune.sparsity", 0) not in played.get(str(own["prune"]), ()):
         return "at other sparsities"
     alone = everywhere is not None and row.label not in everywhere
-    place = {"environment": environments[0]} if alone and "environment" not in own else {}
-    return dataclasses.replace(row, view={**row.view, **view}, overrides={**(row.overrides or {}), **place})
+    environment = {"environment": environments[0]} if alone and "environment" not in own else {}
+    return dataclasses.replace(row, view={**row.view, **view}, overrides={**(row.overrides or {}), **environment})
 
 
 def cloned(row: Row | Measurement, **size: Any) -> Row | Measurement | str:
@@ -71,7 +71,7 @@ def cloned(row: Row | Measurement, **size: Any) -> Row | Measurement | str:
 
 
 QUICK = {"algorithm": "bc", "epochs": 1, "steps": 3000}
-"""How the scale's rows are trained, as in the next one."""
+"""Training of the scale's rows, as in the next one."""
 SMALL = {"epochs": 10, "steps": 1000}
 FIRST = ("HalfCheetah",)
 

@@ -34,10 +34,11 @@ EPOCHS = tuple(range(20, 201, 20))
 
 
 UNTRAINED: Mapping[str, object] = {"epochs": 1, "steps": 1}
-"""What has no need of training: masks, and with them the bytes of files, are settled before the first update."""
+"""Shortest training, for rows that need none: masks, and with them the bytes of files, are fixed before the first
+update."""
 DENSE = Row(label="dense", overrides={"prune": "dense"}, view={})
 DENSE_RAW = Row(label=readings.DENSE_RAW, overrides={"prune": "dense", "states": "raw"}, view={})
-"""What raw states cost without pruning."""
+"""Row that shows the cost of raw states without pruning."""
 
 
 def pruned(method: str, sparsity: float, states: str = "standardized", **more: Any) -> Row:

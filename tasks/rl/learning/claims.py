@@ -33,29 +33,29 @@ def slower(results: Results, slow: Row, fast: Row, level: float, policy: str) ->
     pairs = both_needed(results, slow, fast, level, policy)
     if not pairs:
         return untested(f"no environment in which the dense network has learned, with {LEAST} seeds of both")
-    slow_ones, fast_ones = zip(*(pair for each in pairs for pair in each), strict=True)
-    said = f"{slow.label}: {in_words(slow_ones)}; {fast.label}: {in_words(fast_ones)}"
+    slow_ones, fast_ones = zip(*(pair for group in pairs for pair in group), strict=True)
+    summary = f"{slow.label}: {in_words(slow_ones)}; {fast.label}: {in_words(fast_ones)}"
     if not any(needed.reached for needed in (*slow_ones, *fast_ones)):
-        return untested(said)
+        return untested(summary)
     about = f"updates, {plural(len(slow_ones), 'pair')}"
-    found = mean_of([[a.updates - b.updates for a, b in each] for each in pairs], about, "+,.0f").verdict()
+    verdict = mean_of([[a.updates - b.updates for a, b in group] for group in pairs], about, "+,.0f").verdict()
     may_be_less = any(a.at_once for a in slow_ones) or not all(b.reached for b in fast_ones)
     may_be_more = any(b.at_once for b in fast_ones) or not all(a.reached for a in slow_ones)
-    decided = not {"holds": may_be_less, "does not hold": may_be_more}.get(found.status, False)
+    decided = not {"holds": may_be_less, "does not hold": may_be_more}.get(verdict.status, False)
     least = "" if all(needed.reached for needed in slow_ones) else "at least "
     undecided = "" if decided else "; a bound, as seeds are not there at the end or at once, which does not separate"
-    return Verdict(found.status if decided else "not separable", f"{least}{found.because}; {said}{undecided}")
+    return Verdict(verdict.status if decided else "not separable", f"{least}{verdict.because}; {summary}{undecided}")
 
 
 def both_needed(results: Results, slow: Row, fast: Row, level: float, policy: str) -> list[list[tuple[Needed, Needed]]]:
     """Return the updates that two rows need, seed by seed, of each environment where that can be compared."""
-    found = []
+    groups = []
     for environment in results.axis("environment"):
         if learned(results, environment, policy, COMPARABLE) is None:
             one, other = (updates_needed(results, row.label, level, environment, policy) for row in (slow, fast))
             pairs = [(one[seed], other[seed]) for seed in one if seed in other]
-            found += [pairs] if len(pairs) >= LEAST else []
-    return found
+            groups += [pairs] if len(pairs) >= LEAST else []
+    return groups
 
 
 ACTING = {"bcq": ("actor", "critic", "vae"), "bc": ("vae",)}
@@ -75,20 +75,20 @@ def blind_score_lower(results: Results, policy: str) -> Verdict:
     """
     scores = by_environment(results, MASKED, "behaviour_share", view_policy=policy)
     parts = [by_environment(results, MASKED, f"blind/{network}", view_policy=policy) for network in ACTING[policy]]
-    found = [
+    pairs = [
         (sum(part[environment].mean(axis=1) for part in parts), values.mean(axis=1))
         for environment, values in scores.items()
         if learned(results, environment, policy, COMPARABLE) is None and all(environment in part for part in parts)
     ]
-    if not found:
+    if not pairs:
         return untested("no environment in which the dense network has learned and every mask was run")
-    blind, score = (np.stack(side) for side in zip(*found, strict=True))  # (environments, rows)
+    blind, score = (np.stack(side) for side in zip(*pairs, strict=True))  # (environments, rows)
     orders = np.array([*permutations(range(len(MASKED)))])  # the first is as it is
     alike = [np.broadcast_to(values, orders.shape) for values in score]
-    ways = np.mean([rank_correlation(each[orders], own) for each, own in zip(blind, alike, strict=True)], axis=0)
+    ways = np.mean([rank_correlation(counts[orders], own) for counts, own in zip(blind, alike, strict=True)], axis=0)
     lower, higher = ((sign * ways <= sign * ways[0] + 1e-9).mean() for sign in (1, -1))
     because = (
-        f"rank correlation {ways[0]:+.2f} of {len(MASKED)} rows, mean of {plural(len(found), 'environment')}; "
+        f"rank correlation {ways[0]:+.2f} of {len(MASKED)} rows, mean of {plural(len(pairs), 'environment')}; "
         f"{lower:.1%} of the ways to exchange rows are as low, {DECIDES:.1%} would count, {updates(results)}"
     )
     status: Status = "holds" if lower <= DECIDES else "does not hold" if higher <= DECIDES else "not separable"
@@ -105,8 +105,8 @@ def rank_correlation(a: Array, b: Array) -> Array:
     ranks = [rankdata(values, axis=1) for values in (a, b)]
     a, b = (values - values.mean(axis=1, keepdims=True) for values in ranks)
     scale = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
-    found: Array = np.divide((a * b).sum(axis=1), scale, out=np.zeros(len(a)), where=scale > 0)
-    return found
+    correlation: Array = np.divide((a * b).sum(axis=1), scale, out=np.zeros(len(a)), where=scale > 0)
+    return correlation
 
 
 def costs_most(results: Results, environment: str) -> Verdict:
@@ -125,7 +125,7 @@ def costs_most(results: Results, environment: str) -> Verdict:
 
 
 DATA = {"expert": ("recorded", "d4rl-expert-v2"), "mixed": ("mixed", "d4rl-medium-expert-v2")}
-"""What is in a data set -> its names at the scales."""
+"""Content of a data set -> its names at the scales."""
 
 
 def critic_adds(results: Results, row: Row, data: Collection[str]) -> Verdict:
@@ -137,17 +137,17 @@ def critic_adds(results: Results, row: Row, data: Collection[str]) -> Verdict:
     for environment, name in itertools.product(results.axis("environment"), results.axis("data")):
         at = {"environment": environment, "data": name}
         dense = [results.values(DENSE, "behaviour_share", **at, view_policy=policy) for policy in ("bcq", "bc")]
-        found = policy_gaps(results, row.label, environment, name)
+        gap = policy_gaps(results, row.label, environment, name)
         ready = all(shares.size for shares in dense) and max(shares.mean() for shares in dense) >= COMPARABLE
-        if name in data and ready and len(found) >= LEAST:
-            gaps.append(found)
-            means.append(f"{environment} {found.mean():+.0%}")
+        if name in data and ready and len(gap) >= LEAST:
+            gaps.append(gap)
+            means.append(f"{environment} {gap.mean():+.0%}")
     if not gaps:
         return untested(f"no environment in which a dense network has learned, with {LEAST} seeds")
     pairs = plural(sum(map(len, gaps)), "pair")
     about = f"of the behaviour's return, {pairs} ({', '.join(means)}), {updates(results)}"
     verdict = mean_of(gaps, about, "+.0%").verdict()
-    if len({found.mean() > 0 for found in gaps}) > 1:
+    if len({gap.mean() > 0 for gap in gaps}) > 1:
         return Verdict("not separable", f"{verdict.because}; environments disagree")
     return verdict
 

@@ -31,15 +31,15 @@ def by_environment(results: Results, rows: Sequence[Row], metric: str, **axes: o
     axes = {**axes, **({"view_epoch": max(epochs)} if epochs else {})}
     runs = [
         {
-            (str(each.axes.get("environment", "")), each.axes["seed"]): each.metrics[metric]
-            for each in results.select(row, **axes)
-            if each.metrics.get(metric) is not None
+            (str(replicate.axes.get("environment", "")), replicate.axes["seed"]): replicate.metrics[metric]
+            for replicate in results.select(row, **axes)
+            if replicate.metrics.get(metric) is not None
         }
         for row in rows
     ]
     shared = [run for run in runs[0] if all(run in others for others in runs)]
-    found = grouped((run[0], [others[run] for others in runs]) for run in shared)
-    return {environment: np.array(columns, float).T for environment, columns in found.items()}
+    groups = grouped((run[0], [others[run] for others in runs]) for run in shared)
+    return {environment: np.array(columns, float).T for environment, columns in groups.items()}
 
 
 def learned(

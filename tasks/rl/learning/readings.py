@@ -27,7 +27,7 @@ NAMES = {
     "small_dense": "small dense",
 }
 CONTROLS = ("random", "magnitude", "erk", "small_dense")
-"""What the methods are compared with at equal sparsity."""
+"""Controls that the methods are compared with at equal sparsity."""
 METHODS = ("snip", "grasp", *CONTROLS)
 NETWORKS = {"actor": "Actor", "critic": "Critic", "vae": "VAE"}
 FORMATS = {
@@ -148,8 +148,8 @@ def file_sizes(
     """Return the sparsities that were run with SNIP, the dense network as 0, and the mean bytes of a file there."""
     rows = {0.0: "dense", **{sparsity: label("snip", sparsity) for sparsity in sparsities}}
     bytes_of = {s: results.values(row, f"bytes/{network}/{form}") for s, row in rows.items()}
-    there = {sparsity: float(values.mean()) for sparsity, values in bytes_of.items() if values.size}
-    return list(there), list(there.values())
+    sizes = {sparsity: float(values.mean()) for sparsity, values in bytes_of.items() if values.size}
+    return list(sizes), list(sizes.values())
 
 
 def break_even(sparsities: Sequence[float], sizes: Sequence[float], dense: float) -> float | None:

@@ -73,7 +73,7 @@ def refused_settings(settings: Any) -> str:
         if isinstance(value, float):
             return not math.isnan(value)  # infinity is the end of some ranges
         return isinstance(value, int) or (
-            isinstance(value, list) and deep > 0 and all(plain(each, deep - 1) for each in value)
+            isinstance(value, list) and deep > 0 and all(plain(entry, deep - 1) for entry in value)
         )
 
     if not isinstance(settings, dict):

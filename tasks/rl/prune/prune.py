@@ -320,7 +320,7 @@ class _Chain:
     unconnected: int
     effective: int
     leads_on: Tensor
-    """Which inputs of the chain lead to a wanted output."""
+    """Mask of the inputs of the chain that lead to a wanted output."""
     dead: int
     """Outputs that no input reaches."""
 

@@ -43,7 +43,7 @@ OTHERS = {
 }
 """Names of D4RL's other files, as published and as its sets are called -> what they are of."""
 IDENTITY = ("environment", "simulator")
-"""What a recording says of itself as text."""
+"""Fields of a recording's metadata that are text."""
 SMALL, SHRINKS = 1 << 26, 2000
 """Bytes that an array may claim whatever is stored of it, and how many times smaller a larger one may be stored: HDF5
 gives 0 for what was never written, and zlib makes a thousandth of zeros."""
@@ -114,7 +114,7 @@ class Reading:
     defects: list[str]
     """A line each, the gravest first; those of episodes' ends are not among them."""
     remarks: list[str]
-    """What is not as most would expect, and may be right."""
+    """Warnings: properties that are unexpected but may be right."""
 
 
 def read(path: Path, space: Spaces | None = None, skip: Collection[int] = ()) -> Reading:

@@ -22,8 +22,8 @@ FIT, PER_NUMBER, PART = 100_000, 10, 100_000
 """Rows that a step's prediction is fitted on, at most; rows that each of its numbers needs, else it predicts no
 change; rows that are compared at once."""
 JUMP, FAR = 4.0, 80.0
-"""How unusual a step is, in standard deviations of steps within episodes, that leads to a state like those in which
-episodes begin, and one that leads anywhere, where such states are not special."""
+"""Least step that counts as unusual, in standard deviations of steps within episodes: JUMP if it leads to a state like
+those in which episodes begin, FAR if it leads anywhere, where such states are not special."""
 SHOWN = 5
 """Rows that a line names."""
 
@@ -64,9 +64,9 @@ class Recording:
     returns: Array
     """(episodes,) float64, undiscounted, of those that end in a mark; rows that are left out included."""
     remarks: list[str]
-    """What is not as most would expect, and may be right."""
+    """Warnings: properties that are unexpected but may be right."""
     mended: list[str]
-    """What was wrong with the ends of episodes."""
+    """Corrected defects of the ends of episodes."""
 
 
 @dataclass(frozen=True)

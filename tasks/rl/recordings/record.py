@@ -48,10 +48,10 @@ BEHAVIOURS = {
     "imperfect": Behaviour(0.3, 0.3),
     "random": Behaviour(random=1.0),
 }
-"""What a mixed set is made of. `imperfect` are the demonstrations of Fujimoto et al. 2019, section 5: noise of 0.3 and,
+"""Behaviours in a mixed set. `imperfect` are the demonstrations of Fujimoto et al. 2019, section 5: noise of 0.3 and,
 with probability 0.3, an action at random."""
 MIX = ("expert", "imperfect", "random")
-"""What the data set `mixed` is made of where nobody says otherwise."""
+"""Default behaviours of the data set `mixed`."""
 
 
 def record(

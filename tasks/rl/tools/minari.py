@@ -46,7 +46,7 @@ FILE, METADATA = "data/main_data.hdf5", "data/metadata.json"
 AXES = {"observations": 2, "actions": 2, "rewards": 1, "terminations": 1, "truncations": 1}
 """An episode's keys and their number of axes; `infos` is not read."""
 BOUNDS = {"low": -1.0, "high": 1.0}
-"""What actions are taken to lie in where neither the metadata nor an environment say."""
+"""Default bounds of actions where neither the metadata nor an environment give them."""
 AGAIN = "download or write it again"
 UNWRAPPED = "record the data in an environment without it"
 PASSIVE = {"OrderEnforcing", "PassiveEnvChecker", "Autoreset", "RecordEpisodeStatistics", "RecordVideo", "Monitor"}
