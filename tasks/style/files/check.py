@@ -90,20 +90,20 @@ def check(where: Storage | Path, progress: Callable[[int, int], None] = lambda d
             sizes, crc32 = _indexed(folder)
         except UserError as error:
             return [str(error)]
-        there = {*crc32}
+        pictures = {*crc32}
         unknown = [
             path
             for top in ("training", "test", "paintings")
             for path in pictures_below(folder, top)
-            if path not in there
+            if path not in pictures
         ]
         if unknown:
             defects.append(f"{folder}: {len(unknown)} pictures, such as {unknown[0]}, that dataset.json lacks; {AGAIN}")
     else:
-        there = {path for path in files_below(folder) if Path(path).suffix.lower() in images.SUFFIXES}
-    if not there:
+        pictures = {path for path in files_below(folder) if Path(path).suffix.lower() in images.SUFFIXES}
+    if not pictures:
         return [f"{folder}: no pictures ({', '.join(sorted(images.SUFFIXES))})"]
-    paths = sorted(there)
+    paths = sorted(pictures)
     lines = threaded(partial(_line, folder, sizes, crc32), paths)
     defects += filter(None, counted(lines, progress, len(paths)))
     return [*defects, *same_names(folder, paths)]

@@ -43,7 +43,7 @@ class Light:
     height: float
     """Of the sun, as a share of the sky."""
     shine: float
-    """What ground and ridges reflect."""
+    """Light that ground and ridges reflect."""
 
 
 LIGHTS = (
@@ -268,10 +268,10 @@ def plant(rng: np.random.Generator, light: Light, canvas: Canvas, soil: int) -> 
 
 
 def tree(
-    rng: np.random.Generator, light: Light, canvas: Canvas, place: tuple[float, float], tall: float, near: float
+    rng: np.random.Generator, light: Light, canvas: Canvas, position: tuple[float, float], tall: float, near: float
 ) -> None:
     """Draw a conifer or a leafy tree whose foot stands at a row and column."""
-    (foot, middle), (height, width) = place, canvas.shape[:2]
+    (foot, middle), (height, width) = position, canvas.shape[:2]
     top, bottom = max(round(foot - tall), 0), min(round(foot) + 1, height)
     left, right = max(round(middle - tall / 2), 0), min(round(middle + tall / 2) + 1, width)
     y, x = np.mgrid[top:bottom, left:right].astype(np.float32)

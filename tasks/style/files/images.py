@@ -67,7 +67,7 @@ BT709 = 1
 DESCRIBED = {b"CMYK": ("CMYK",), b"GRAY": ("1", "L", "LA", "I")}
 """Color space of a profile -> Pillow's modes of pictures that it may describe; RGB's may describe any."""
 BROKEN_EXIF = (KeyError, OSError, SyntaxError, TypeError, ValueError, struct.error)
-"""What Pillow raises of EXIF that is broken, which is not used."""
+"""Exceptions of Pillow for broken EXIF, which is then ignored."""
 ADOBE: tuple[Matrix, float] = (((1.3984, -0.3984, 0.0), (0.0, 1.0, 0.0), (0.0, -0.0429, 1.0429)), 563 / 256)
 """Adobe RGB (1998): linear colors to sRGB's, and the exponent that decodes them. Cameras name it by EXIF's R03."""
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
@@ -230,14 +230,14 @@ def _upright(image: ImageFile.ImageFile, source: Path | str | bytes) -> Image.Im
             decoded[..., :3] = np.minimum(opaque, 65535)
         # TIFF's fourth channel may be none of the picture's; a PNG of three may have a transparent color.
         order = [2, 1, 0, 3][: len(image.getbands()) if image.format == "TIFF" else decoded.shape[2]]
-        whole = Image.fromarray(_eight_bits(decoded[..., order]))
+        picture = Image.fromarray(_eight_bits(decoded[..., order]))
     else:
         image.load()
-        whole = image
+        picture = image
         if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-            whole = _of_levels(image)
+            picture = _of_levels(image)
     itself = image.format == "TIFF"  # both libraries turn TIFF, and nothing else, by themselves
-    return whole if turn is None or itself else whole.transpose(turn)
+    return picture if turn is None or itself else picture.transpose(turn)
 
 
 def _of_levels(image: Image.Image) -> Image.Image:
@@ -388,8 +388,8 @@ def original_colours(stylised: Pixels, photograph: Pixels) -> Pixels:
     the ends of the range: colours beyond them are clipped.
     """
     difference = stylised.astype(np.float32) @ LUMA - photograph.astype(np.float32) @ LUMA
-    whole: Array = np.clip(photograph + np.rint(difference)[..., None], 0, 255).astype(np.uint8)
-    return whole
+    recolored: Array = np.clip(photograph + np.rint(difference)[..., None], 0, 255).astype(np.uint8)
+    return recolored
 
 
 def mix(stylised: Pixels, photograph: Pixels, strength: float) -> Pixels:

@@ -155,13 +155,13 @@ def read_paintings(files: Sequence[Path]) -> dict[str, bytes]:
     Raises:
         UserError: where one cannot be read, or has the name of another or of a painting that comes with the task.
     """
-    found: dict[str, bytes] = {}
+    paintings: dict[str, bytes] = {}
     for file in files:
         name = f"{file.stem}.png"
-        if name in found or file.stem in assets.paintings():
+        if name in paintings or file.stem in assets.paintings():
             raise UserError(f"{file}: there is a painting of that name already; rename it")
-        found[name] = images.encode_png(images.read(file).pixels)
-    return found
+        paintings[name] = images.encode_png(images.read(file).pixels)
+    return paintings
 
 
 def make_generated(

@@ -102,10 +102,10 @@ class BackboneNetwork(nn.Module):
         stage = re.fullmatch(r"stage([1-5])", layer)
         name = self._stage(int(stage[1]), role) if stage else layer
         if name not in self.layers:
-            there = ", ".join(name for name in self.layers if not name.startswith(("conv", "pool")))
+            choices = ", ".join(name for name in self.layers if not name.startswith(("conv", "pool")))
             meant = "" if name == layer else f" ({name})"
             raise UserError(
-                f"{role}_layers: {layer}{meant} is not among the layers of these weights of {self.network}: {there}; "
+                f"{role}_layers: {layer}{meant} is not among the layers of these weights of {self.network}: {choices}; "
                 "or conv.., pool.. of the same numbers, and stage1 .. stage5"
             )
         return name

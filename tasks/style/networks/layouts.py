@@ -44,7 +44,7 @@ FIRST = ("layers.0.convolution.weight", "conv1.conv2d.weight", "Variable_47", "C
 """A tensor of each layout by which its network is found: ours, pytorch/examples' and gordicaleksa's, lengstrom's and
 rrmina's."""
 MANIFEST = "manifest.json"
-"""What makes a folder one of a network's variables."""
+"""File that marks a folder as one of a network's variables."""
 Converted = tuple[dict[str, Any], dict[str, Tensor]]
 """Arguments of `TransformerNetwork` and its state dict."""
 

@@ -38,7 +38,7 @@ class Architecture:
     padding: Literal["reflect", "zeros"] = "reflect"
     """zeros: TensorFlow's SAME, for networks trained with it; then upsampling is transposed."""
     epsilon: float = 1e-5
-    """What is added to the variance in instance normalisation."""
+    """Constant added to the variance in instance normalisation."""
     final_norm: bool = False
     """Whether the last convolution is normalised too."""
     styles: int = 1
@@ -51,7 +51,7 @@ class ConditionalNorm(nn.Module):
     """Instance normalisation with a scale and a shift for each style (Dumoulin et al. 2017, section 2.2)."""
 
     shares: Float[Tensor, "batch style"]
-    """What each image takes of each style; see `TransformerNetwork.forward`."""
+    """Share of each style in each image; see `TransformerNetwork.forward`."""
 
     def __init__(self, styles: int, channels: int, eps: float) -> None:
         super().__init__()
@@ -137,9 +137,9 @@ class Layer(nn.Module):
     def convolve(self, window: Features) -> Features:
         """Apply the convolution to what `window` gave."""
         if self.transposed:
-            whole: Tensor = self.convolution(window)
+            uncropped: Tensor = self.convolution(window)
             kept = slice(self.skipped, self.skipped - 3)
-            return whole[:, :, kept, kept]
+            return uncropped[:, :, kept, kept]
         if self.doubles:
             window = functional.interpolate(window, scale_factor=2.0)[:, :, 1:-1, 1:-1]
         result: Tensor = self.convolution(window)
@@ -330,11 +330,11 @@ class TransformerNetwork(nn.Module):
         x = before = self.enlarge(image)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
-            whole = [(0, layer.size(length)) for length in x.shape[2:]]
+            extent = [(0, layer.size(length)) for length in x.shape[2:]]
             with arithmetic(index):
                 if not torch.is_autocast_enabled(x.device.type):
                     x = x.to(image.dtype)  # which the layer before may have left rounded
-                features = layer.convolve(layer.window(x, *whole))
+                features = layer.convolve(layer.window(x, *extent))
             features = layer.normalise(features, choose(index, features) if layer.norm is not None else None)
             if layer.branches:
                 before = x

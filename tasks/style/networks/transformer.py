@@ -150,9 +150,9 @@ def read_bytes(data: bytes, name: str, painting: str | None = "") -> Transformer
         network = load(tensors, metadata)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
-    there = styles(metadata)
-    first = there[0] if there and network.architecture.styles > 1 else ""
-    return chosen(network, there, first if painting is None else painting, name)
+    paintings = styles(metadata)
+    first = paintings[0] if paintings and network.architecture.styles > 1 else ""
+    return chosen(network, paintings, first if painting is None else painting, name)
 
 
 def styles(metadata: Mapping[str, str] | None) -> list[str]:

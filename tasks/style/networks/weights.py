@@ -32,7 +32,7 @@ KNOWN = (
     "in front (normalised or pruned), and the compressed SqueezeNet 1.0 (.net)"
 )
 LEVELS = 255.0
-"""What files that take pixels in 0..255 are scaled by."""
+"""Scale of weight files that take pixels in 0..255."""
 SQUEEZENET_MEAN = (104.0, 117.0, 123.0)
 """Mean colour of the compressed SqueezeNet's inputs: blue, green, red in 0..255 (Iandola et al. 2016, prototxt)."""
 CODES = 256
@@ -54,7 +54,7 @@ class Weights:
     """`features.N.weight` and `.bias` (SqueezeNet: `features.N.squeeze.weight`, ...), N as in torchvision's whole
     network; float32. There may be fewer filters than torchvision's."""
     mean: Colour = (0.485, 0.456, 0.406)
-    """What is subtracted of images: red, green, blue in [0, 1]. The default is torchvision's, of ImageNet."""
+    """Mean color subtracted from images: red, green, blue in [0, 1]. The default is torchvision's, of ImageNet."""
     std: Colour = (0.229, 0.224, 0.225)
     padding: Literal["zeros", "reflect"] = "zeros"
 
@@ -270,8 +270,8 @@ def decompress(data: bytes) -> Weights | None:
     from torchvision.models import get_model
 
     with torch.device("meta"):
-        whole = get_model("squeezenet1_0", weights=None)
-    layers = {name: layer for name, layer in whole.named_modules() if isinstance(layer, nn.Conv2d)}
+        network = get_model("squeezenet1_0", weights=None)
+    layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Conv2d)}
     head = 4 * len(layers)
     if len(data) < head:
         return None

@@ -48,7 +48,7 @@ _KERNEL = torch.tensor(
 _OUTPUT = torch.tensor(
     [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]], dtype=torch.float64
 )
-_INPUTS, _OUTPUTS = (torch.kron(each, each).float() for each in (_INPUT, _OUTPUT))
+_INPUTS, _OUTPUTS = (torch.kron(matrix, matrix).float() for matrix in (_INPUT, _OUTPUT))
 
 
 def fits(convolution: nn.Module) -> TypeGuard[nn.Conv2d]:
@@ -97,8 +97,8 @@ def convolve(
         for top in range(0, down, rows):
             strip = source[image, 4 * top : 4 * min(top + rows, down) + 2]
             torch.add(_strip(strip, kernels), bias, out=tiled[image, top : top + rows])
-    whole = (height, width) == tuple(result.shape[2:])
-    return result if whole else result[:, :, :height, :width].clone(memory_format=torch.channels_last)
+    exact = (height, width) == tuple(result.shape[2:])
+    return result if exact else result[:, :, :height, :width].clone(memory_format=torch.channels_last)
 
 
 def _strip(source: Float[Tensor, "row column channel"], kernels: Kernels) -> Float[Tensor, "down 4 across 4 outputs"]:

@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, object] = {
     "method.objective.style_weight": 1.0,
     "method.objective.variation_weight": 0.25,
 }
-"""What differs from a training of the scale `small`: losses of the zoo's networks, for two small crops a step."""
+"""Differences from a training of the scale `small`: losses of the zoo's networks, for two small crops a step."""
 EPOCHS = 4
 """Each ends with a sample picture."""
 TESTS = 2

@@ -47,9 +47,9 @@ class Outcome:
 
     job: Job
     failure: str = ""
-    """Why there is no result, in one line; empty where there is one."""
+    """Reason why there is no result, in one line; empty if there is one."""
     note: str = ""
-    """What the user should know of a result."""
+    """Remark on a result for the user."""
     losses: Float[np.ndarray, "evaluations 3"] | None = None
     """Version 1: total, content and style loss of each evaluation."""
 
@@ -103,8 +103,8 @@ def stylise_jobs(style: Style, jobs: Sequence[Job], options: Options, report: Re
 def within(report: Report, before: int, total: int, batch: Sequence[tuple[Job, Picture]]) -> Report:
     """Return what turns a batch's progress into that of all pictures, of which `before` are done."""
 
-    def tell(done: float, whole: int, text: str) -> None:
-        report(before + len(batch) * done / whole, total, f"{batch[0][0].source.name} {text}")
+    def tell(done: float, steps: int, text: str) -> None:
+        report(before + len(batch) * done / steps, total, f"{batch[0][0].source.name} {text}")
 
     return tell
 
@@ -289,13 +289,13 @@ def sheet(pictures: Sequence[tuple[str, Pixels]], columns: int = 4) -> Pixels:
     font = ImageFont.load_default(size)
     line, columns = 2 * size, min(columns, len(pictures))
     rows = -(-len(pictures) // columns)
-    whole = Image.new("RGB", (columns * width, rows * (height + line)), "white")
-    pen = ImageDraw.Draw(whole)
+    canvas = Image.new("RGB", (columns * width, rows * (height + line)), "white")
+    pen = ImageDraw.Draw(canvas)
     for number, (name, pixels) in enumerate(pictures):
         left, top = number % columns * width, number // columns * (height + line)
-        whole.paste(Image.fromarray(pixels), (left, top))
+        canvas.paste(Image.fromarray(pixels), (left, top))
         pen.text((left + width // 2, top + height + line // 2), name, fill="black", font=font, anchor="mm")
-    return np.array(whole)
+    return np.array(canvas)
 
 
 def compare(run: str, photograph: Path, epochs: Sequence[int], options: Options, storage: Storage) -> Pixels:
@@ -309,9 +309,9 @@ def compare(run: str, photograph: Path, epochs: Sequence[int], options: Options,
     shown = [(photograph.stem, pixels)]
     trained = find_run(run, storage)
     for epoch in epochs or sorted(map(int, trained.result["weights"])):
-        whole, paintings = run_network(trained, epoch), trained.config.style
-        for painting in paintings if whole.architecture.styles > 1 else ("",):
-            style = NetworkStyle(chosen(whole, paintings, painting, run).to(options.where), options)
+        network, paintings = run_network(trained, epoch), trained.config.style
+        for painting in paintings if network.architecture.styles > 1 else ("",):
+            style = NetworkStyle(chosen(network, paintings, painting, run).to(options.where), options)
             with shortage_told(f"{photograph}: {TOO_LARGE}"):
                 shown.append((f"epoch {epoch} {painting}".strip(), style([pixels], nothing)[0].pixels))
     return sheet(shown)

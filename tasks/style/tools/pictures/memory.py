@@ -22,7 +22,7 @@ HELD, KERNELS = 3.0, 9.0
 """Memory of an evaluation over that of all features (gradients, what convolutions work in), and of transformed kernels
 over the weights: measured, within a quarter."""
 SHORTAGE = ("can't allocate memory", "MPS backend out of memory", "Invalid buffer size")
-"""What PyTorch's plain errors of allocations say: on CPUs, and on MPS."""
+"""Texts in PyTorch's plain errors of allocations, on CPUs and on MPS."""
 TOO_LARGE = "more memory is needed than there is; choose a smaller --size"
 _CONTROL = Path("/sys/fs/cgroup")
 _GROUPS = (

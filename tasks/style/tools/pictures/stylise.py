@@ -72,9 +72,8 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     },
     "paper": {},
 }
-"""What is changed before the options are: nothing named, what looks best soonest; gatys, Gatys et al. 2016 (alpha /
-beta = 1e-3, from noise); johnson, the optimisation that Johnson et al. 2016 compare with; paper, the rows of Shen and
-Wang."""
+"""Changes by a preset, before the options: none named, what looks best soonest; gatys, Gatys et al. 2016 (alpha / beta =
+1e-3, from noise); johnson, the optimisation that Johnson et al. 2016 compare with; paper, the rows of Shen and Wang."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +92,7 @@ class Options:
     tile: int = 0
     """Pixels across the tiles that a network works in; 0: tiles only where memory asks for them."""
     mask: Path | None = None
-    """What is stylised of each picture; see `regions`. None: all."""
+    """Mask of the part of each picture that is stylised; see `regions`. None: all."""
     like: str = ""
     """Of an optimisation (version 1), the preset that is begun with; see `PRESETS`."""
     changes: Mapping[str, object] = field(default_factory=dict)
@@ -369,7 +368,7 @@ def find_network(name: str, storage: Storage) -> TransformerNetwork:
         raise UserError(f"--style {name}: a blend is written a:0.7,b:0.3") from error
     if min(shares) < 0 or not 0 < sum(shares) < float("inf"):
         raise UserError(f"--style {name}: shares are not negative, and not all zero")
-    return transformer.blend([one_network(whole, storage) for whole, _, _ in parts], shares)
+    return transformer.blend([one_network(model_name, storage) for model_name, _, _ in parts], shares)
 
 
 def one_network(name: str, storage: Storage) -> TransformerNetwork:
@@ -378,14 +377,14 @@ def one_network(name: str, storage: Storage) -> TransformerNetwork:
     Raises:
         UserError: where there is none, or it has not the style that is named.
     """
-    whole, _, painting = (name, "", "") if transformer.is_file(name) else name.partition(":")
-    if transformer.is_file(whole) or whole in zoo("style"):
-        return transformer.find(whole, painting)
-    if not re.fullmatch("[0-9a-f]+|latest", whole):
+    model_name, _, painting = (name, "", "") if transformer.is_file(name) else name.partition(":")
+    if transformer.is_file(model_name) or model_name in zoo("style"):
+        return transformer.find(model_name, painting)
+    if not re.fullmatch("[0-9a-f]+|latest", model_name):
         names = sorted({*zoo("style"), *assets.paintings()})
         raise UserError(f"--style {name}: no such file; or use {', '.join(names)}, or a run's fingerprint")
-    run = find_run(whole, storage)
-    return transformer.chosen(run_network(run), run.config.style, painting, whole)
+    run = find_run(model_name, storage)
+    return transformer.chosen(run_network(run), run.config.style, painting, model_name)
 
 
 def find_run(fingerprint: str, storage: Storage) -> api.TrainedRun:

@@ -118,9 +118,9 @@ class Clip:
     origin: Fraction
     """The moment of the file's clock, in seconds, that is written as zero."""
     wide: Wide | None
-    """What is mapped to BT.709; none: colours stay as they are."""
+    """Colours that are mapped to BT.709; None: colours stay as they are."""
     part: Part | None = None
-    """What of the file is read and written; none: all of it."""
+    """Part of the file that is read and written; None: all of it."""
     most_pixels: int = 0
     """That a frame may have; 0: as many as FFmpeg decodes."""
 
@@ -135,7 +135,7 @@ class Frame:
     """One decoded frame."""
 
     pts: int
-    """When it is shown, in the clip's time base."""
+    """Time at which it is shown, in the clip's time base."""
     duration: int
     picture: UInt8[np.ndarray, "height width 3"]
 
@@ -419,8 +419,8 @@ def _read_opencv(clip: Clip, width: int, height: int) -> Iterator[Array]:
     capture = cv2.VideoCapture(str(clip.path.absolute()))
     try:
         while True:
-            there, picture = capture.read()
-            if not there:
+            ok, picture = capture.read()
+            if not ok:
                 return
             if picture.shape[:2] != (height, width):
                 picture = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)

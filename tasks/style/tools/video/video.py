@@ -57,7 +57,7 @@ class Written:
     seconds: float
     """How long it took."""
     notes: tuple[str, ...]
-    """What the user should know: a file that ends too early, tracks that were not kept."""
+    """Remarks for the user: a file that ends too early, tracks that were not kept."""
 
 
 def batch_of(pictures: Sequence[Array]) -> Pictures:
