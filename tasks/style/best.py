@@ -42,8 +42,8 @@ def score(run: TrainedRun) -> float:
     Raises:
         UserError: where the run's data have no others, or are gone.
     """
-    unseen = [each for each in tests(run.source) if each not in PHOTOGRAPHS]
+    unseen = [photograph for photograph in tests(run.source) if photograph not in PHOTOGRAPHS]
     if not unseen:
         raise UserError(f"{run.source.folder}: all of its test photographs are in the tables; put others into test/")
-    found = run.score({"content": unseen})
-    return found["style_error"] + found["content_error"]
+    metrics = run.score({"content": unseen})
+    return metrics["style_error"] + metrics["content_error"]

@@ -58,19 +58,19 @@ SECONDS = 3.0
 Quantity = str | Callable[[Replicate], float]
 """A metric by name, or what is made of a replicate."""
 RATIO = ".3g"
-"""How ratios and what they are made of are printed."""
+"""Format of printed ratios and of the values that they are made of."""
 
 
 def by_photograph(results: Results, rows: Sequence[Row], quantity: Quantity) -> dict[str, float]:
     """Return a quantity of the rows' runs, by photograph; of a run that diverged, infinity."""
-    found = {}
+    values = {}
     for row in rows:
         for replicate in results.select(row):
             value = replicate.metrics.get(quantity) if isinstance(quantity, str) else quantity(replicate)
             if value is not None:
-                found[photograph_of(replicate)] = float(value)
-        found |= {photograph_of(replicate): np.inf for replicate in results.diverged(row)}
-    return found
+                values[photograph_of(replicate)] = float(value)
+        values |= {photograph_of(replicate): np.inf for replicate in results.diverged(row)}
+    return values
 
 
 def compare(results: Results, above: Sequence[Row], below: Sequence[Row], quantity: Quantity) -> Estimate | Verdict:
@@ -85,15 +85,15 @@ def compare(results: Results, above: Sequence[Row], below: Sequence[Row], quanti
     largest, smallest = np.finfo(np.float64).max, np.finfo(np.float64).tiny
     values = np.array([[over[name], under[name]] for name in common])
     logs = np.log(np.clip(np.nan_to_num(values, nan=largest), smallest, largest))
-    found = mean_of([logs[:, 0] - logs[:, 1]], form=RATIO, noun="photographs")
-    logarithms = found.ends
+    estimate = mean_of([logs[:, 0] - logs[:, 1]], form=RATIO, noun="photographs")
+    logarithms = estimate.ends
     assert logarithms is not None
 
     def ends(count: float) -> tuple[float, float]:
         low, high = logarithms(count)
         return exp(low), exp(high)
 
-    return replace(found, value=exp(found.value), low=exp(found.low), high=exp(found.high), ends=ends)
+    return replace(estimate, value=exp(estimate.value), low=exp(estimate.low), high=exp(estimate.high), ends=ends)
 
 
 def exp(logarithm: float) -> float:
@@ -141,9 +141,12 @@ def spread(metrics: Mapping[str, float], name: str) -> Estimate:
 def at_every_size(results: Results, name: str, least: float, sizes: Sequence[int] = tuple(SPEEDS)) -> Verdict:
     """Return whether a measured ratio is at least so large at each of some sizes."""
     metrics = {size: results.measured(SPEEDS[size]) for size in sizes}
-    found = {size: spread(each, name) if each else untested(f"{size} pixels not run") for size, each in metrics.items()}
+    estimates = {
+        size: spread(measured, name) if measured else untested(f"{size} pixels not run")
+        for size, measured in metrics.items()
+    }
     words = name.replace("_", " ")
-    return join([judge(each, least, np.inf, f"{words} at {size} pixels") for size, each in found.items()])
+    return join([judge(measured, least, np.inf, f"{words} at {size} pixels") for size, measured in estimates.items()])
 
 
 def on_a_gpu(results: Results, verdict: Verdict) -> Verdict:
@@ -209,8 +212,8 @@ def more_style(results: Results) -> Verdict:
     """Return whether version 1's judged style error is lower than version 2's, and how long version 2 was trained."""
     if refused := untrained(results):
         return refused
-    found = compare(results, STYLISED1, STYLISED2, "style_error")
-    verdict = judge(found, 0.0, 1.0, "style error, version 1 over version 2:")
+    ratio = compare(results, STYLISED1, STYLISED2, "style_error")
+    verdict = judge(ratio, 0.0, 1.0, "style error, version 1 over version 2:")
     configs = [replicate.config for row in STYLISED2 for replicate in results.select(row)]
     trained = [
         f"; version 2 after {c.epochs * c.steps:,} batches (COCO 2017 once: 29,500)"
@@ -239,7 +242,7 @@ def of_trained_backbones(results: Results, check: Callable[..., Verdict], *rest:
     The small AlexNet learnt from another architecture; on unseen pictures its third layer explains next to nothing of
     its teacher's.
     """
-    methods = [each.config.method for row in (VGG19, ALEXNET) for each in results.select(row)]
+    methods = [replicate.config.method for row in (VGG19, ALEXNET) for replicate in results.select(row)]
     backbones = [method.backbone for method in methods if isinstance(method, OptimiseImage)]
     if any(backbone.weights == "random" for backbone in backbones):
         return untested("about trained backbones, and these are random")
@@ -258,11 +261,11 @@ def seconds(results: Results, name: str) -> Estimate | None:
 def quicker(results: Results, quick: Sequence[str], slow: Sequence[str]) -> Verdict:
     """Return whether some losses each take fewer seconds than each of others, beyond the medians' intervals."""
     times = {name: seconds(results, name) for name in (*quick, *slow)}
-    there = {name: time for name, time in times.items() if time}
-    if len(there) < len(times):
+    measured = {name: time for name, time in times.items() if time}
+    if len(measured) < len(times):
         return untested("rows are missing")
-    because = ", ".join(f"{name} {time} s" for name, time in there.items())
-    pairs = [(there[one], there[other]) for one in quick for other in slow]
+    because = ", ".join(f"{name} {time} s" for name, time in measured.items())
+    pairs = [(measured[one], measured[other]) for one in quick for other in slow]
     if all(one.high < other.low for one, other in pairs):
         return Verdict("holds", because)
     return Verdict("does not hold" if any(one.low > other.high for one, other in pairs) else "not separable", because)
@@ -272,7 +275,7 @@ def same_function(results: Results) -> Verdict:
     """Return whether Huber and smooth L1 give equal first losses, and times within a factor `NOISE` of each other."""
     times = [seconds(results, name) for name in ("Huber", "smooth L1")]
     losses = [
-        by_photograph(results, [LOSSES[name]], lambda each: losses_of(each, relative=False)[0])
+        by_photograph(results, [LOSSES[name]], lambda replicate: losses_of(replicate, relative=False)[0])
         for name in ("Huber", "smooth L1")
     ]
     if None in times or not losses[0] or losses[0].keys() != losses[1].keys():

@@ -14,7 +14,7 @@ from typing import Literal
 from retable.platform.config import Parent, Scratch, Weights, check
 
 Convention = Literal["gatys", "frobenius", "mean", "sum", "relative"]
-"""How layer losses are scaled; G = F F^T over M positions of N filters, C H W = N M.
+"""Scaling of layer losses; G = F F^T over M positions of N filters, C H W = N M.
 
 gatys: equations (1)-(4), half the sum of squares for content, 1/(4 N^2 M^2) for style (each Gram by its own M, so that
     sizes may differ; the same where they agree). frobenius: equations (5)-(6), mean over C H W, and ||G - A||^2.
@@ -329,7 +329,7 @@ class View:
     size: int = 256
     """Length of their longer side; 0: their own."""
     painting: str = ""
-    """Which of its paintings a conditional network gives; none: the first."""
+    """Painting, among its own, whose style a conditional network gives; none: the first."""
     original_colours: bool = False
     """Whether the result takes the photograph's colours (its chroma)."""
     strength: float = 1.0

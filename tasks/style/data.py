@@ -314,8 +314,8 @@ def tests(source: Source) -> tuple[str, ...]:
 
 def photographs(source: Source) -> dict[str, str | Path]:
     """Return where photographs lie, by name: those shipped, those below `test/` now, and the data set's tests."""
-    there = [*pictures_below(source.folder, "test"), *source.info["test"]]
-    return {**assets.photographs(), **assets.large(), **_by_name(source, there)}
+    paths = [*pictures_below(source.folder, "test"), *source.info["test"]]
+    return {**assets.photographs(), **assets.large(), **_by_name(source, paths)}
 
 
 def paintings(source: Source) -> dict[str, str | Path]:
@@ -329,16 +329,16 @@ def _by_name(source: Source, paths: Iterable[str]) -> dict[str, str]:
     return {PurePosixPath(path).stem: path for path in sorted(paths, key=indexed.__contains__) if is_picture(path)}
 
 
-def find(there: Mapping[str, str | Path], name: str, what: str) -> str | Path:
+def find(pictures: Mapping[str, str | Path], name: str, what: str) -> str | Path:
     """Return where a picture lies.
 
     Raises:
         UserError: where there is none of that name; `what` says who names it.
 
     """
-    if name not in there:
-        raise UserError(f"{what}: the data set has no picture {name!r}{nearest(name, there)}")
-    return there[name]
+    if name not in pictures:
+        raise UserError(f"{what}: the data set has no picture {name!r}{nearest(name, pictures)}")
+    return pictures[name]
 
 
 def photograph(source: Source, name: str) -> UInt8[np.ndarray, "height width 3"]:

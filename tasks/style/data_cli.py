@@ -52,16 +52,16 @@ def fetch(
     root = Storage.open(storage)
 
     def folder(wanted: Published) -> Path:
-        place = data_folder(root, "style", wanted.name)
-        if not place.is_local:
-            raise UserError(f"{place}: fetch to a local --storage, then copy it")
-        return Path(place.root)
+        dataset = data_folder(root, "style", wanted.name)
+        if not dataset.is_local:
+            raise UserError(f"{dataset}: fetch to a local --storage, then copy it")
+        return Path(dataset.root)
 
     published, names = download.read_published(SOURCES), [name] if name else []
     with one_maker(root, f"style/{name}") if name in published else nullcontext():
         for _ in download.fetch_by_name(published, names, folder, yes=yes, mirror=mirror, limit=limit):
-            place = data_folder(root, "style", name)
-            console.print(f"{place}: {describe(index_folder(place, name))}", markup=False)
+            dataset = data_folder(root, "style", name)
+            console.print(f"{dataset}: {describe(index_folder(dataset, name))}", markup=False)
             console.print(f"train on it: retable train style --scale paper {set_line({'data': name})}", markup=False)
 
 

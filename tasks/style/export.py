@@ -65,8 +65,8 @@ def read_export(data: bytes, name: str) -> Exported:
     metadata = weights.metadata(data) or {}
     if "network" not in metadata:
         raise UserError(f"{name}: no network of this task, or not the whole file; {REMEDY}")
-    said = export.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
-    return Exported(said, transformer.read_bytes(data, name, painting=None))
+    about = export.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
+    return Exported(about, transformer.read_bytes(data, name, painting=None))
 
 
 def served_as(style: Exported, name: str) -> tuple[str, str, dict[str, object]]:
@@ -80,7 +80,7 @@ def one_of(data: bytes, painting: str) -> bytes:
     Raises:
         UserError: where it has no such style.
     """
-    said = export.read_json(weights.metadata(data) or {}, "provenance", painting, REMEDY)
+    about = export.read_json(weights.metadata(data) or {}, "provenance", painting, REMEDY)
     network = transformer.read_bytes(data, painting, painting)
     half = all(tensor.dtype == torch.float16 for tensor in load(data).values())
-    return transformer.pack(network, {**said, "paintings": [painting]}, half)
+    return transformer.pack(network, {**about, "paintings": [painting]}, half)

@@ -121,9 +121,9 @@ def draw_pictures(results: Results) -> Drawing:
     lines: list[list[Panel | None]] = []
     for name in results.axis("method.content"):
         rows = {label: results.select(label, **{"method.content": name}) for label in labels}
-        there = [selected[0] for selected in rows.values() if selected]
+        available = [selected[0] for selected in rows.values() if selected]
         made = [result(selected[0], label) if selected else None for label, selected in rows.items()]
-        lines.append([*sources(there[0]), *made])
+        lines.append([*sources(available[0]), *made])
     return draw_lines(lines)
 
 

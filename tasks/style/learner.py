@@ -282,15 +282,17 @@ class NetworkLearner:
         shared = [name for name in weights if ".norm." in name and name in like]
         norms = [name for name in shared if weights[name].shape[-1] == like[name].shape[-1]]
         own = len(self.config.style) if self.method.conditional else 1
-        known = min((weights[name].numel() // like[name].shape[-1] for name in norms), default=own)
-        if known > own:
+        init_styles = min((weights[name].numel() // like[name].shape[-1] for name in norms), default=own)
+        if init_styles > own:
             remedy = "name all of its paintings in style, with method.conditional=true"
-            raise UserError(f"init: a network of {known} styles, not {own}; {remedy}")
+            raise UserError(f"init: a network of {init_styles} styles, not {own}; {remedy}")
         if not self.method.new_styles:
             return
         kept = own - self.method.new_styles
-        if known < kept:
-            raise UserError(f"init: a network of {known} styles, not {kept}; set method.new_styles={own - known}")
+        if init_styles < kept:
+            raise UserError(
+                f"init: a network of {init_styles} styles, not {kept}; set method.new_styles={own - init_styles}"
+            )
         names = inherited(self.config, self.data.storage)
         if names and names[:kept] != [*self.config.style[:kept]]:
             raise UserError(f"init: a network of {', '.join(names)}; let style begin with them, in this order")
@@ -310,9 +312,9 @@ def with_styles(weights: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> di
     for name, value in weights.items():
         wanted = like[name].shape if name in like else value.shape
         if ".norm." in name and len(wanted) == 2 and value.shape[-1] == wanted[1]:
-            there = value.reshape(-1, wanted[1])
-            more = wanted[0] - len(there)
-            extended[name] = torch.cat([there, there.mean(0, keepdim=True).expand(more, -1)]) if more > 0 else there
+            old = value.reshape(-1, wanted[1])
+            more = wanted[0] - len(old)
+            extended[name] = torch.cat([old, old.mean(0, keepdim=True).expand(more, -1)]) if more > 0 else old
     return extended
 
 

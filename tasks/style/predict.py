@@ -98,9 +98,9 @@ def evaluate(
         return scores
     before = [images.fit(arrays[f"photograph/{name}"], max(made[name].shape[:2])) for name in names]
     scores["photograph_style_error"] = float(np.mean([errors(judge, one, one, aimed, blend)[0] for one in before]))
-    whole = [arrays[f"stylised/{name}"] for name in names]  # reduced, a picture has no lattice
-    if all(min(pixels.shape[:2]) >= 64 for pixels in whole):
-        scores["lattice"] = max(map(lattice, whole))
+    full_size = [arrays[f"stylised/{name}"] for name in names]  # reduced, a picture has no lattice
+    if all(min(pixels.shape[:2]) >= 64 for pixels in full_size):
+        scores["lattice"] = max(map(lattice, full_size))
     return scores
 
 

@@ -20,9 +20,9 @@ class Reduced:
     """A reduced setting."""
 
     image: Mapping[str, object]
-    """What rows of version 1 change."""
+    """Changes to rows of version 1."""
     network: Mapping[str, object]
-    """What rows of version 2 change."""
+    """Changes to rows of version 2."""
     photographs: Sequence[str]
     sizes: Mapping[int, int]
     """Length of the longer side of a stylised picture: published -> here."""

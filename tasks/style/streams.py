@@ -11,7 +11,7 @@ ORDER, CROPS = "style.order", "style.crops"
 NETWORK, BACKBONE = "style.network", "style.backbone"
 """Initial weights of a transformation network, and of an untrained loss network."""
 STEP, SAMPLE = "style.step", "style.sample"
-"""What a training step draws, and which picture of a batch is shown."""
+"""Random streams: of the draws of a training step, and of the picture of a batch that is shown."""
 START = "style.start"
 """The noise that an optimisation starts from."""
 

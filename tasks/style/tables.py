@@ -22,7 +22,7 @@ from retable.tasks.style.figures import CRITERIA, TIMED_CRITERIA, VERSION1, VERS
 from retable.tasks.style.files import assets
 
 PHOTOGRAPHS = ("mountain", "astronaut", "coffee")
-"""What is stylised; the paper shows the mountain alone."""
+"""Photographs that are stylised; the paper shows the mountain alone."""
 IMAGE: Mapping[str, object] = {"method": "optimise_image", "data": "generated", "epochs": 30, "steps": 10}
 """Version 1, as the PyTorch tutorial runs it: 300 evaluations of the loss."""
 STARRY: Mapping[str, object] = {**IMAGE, "style": ["starry_night"], "method.backbone": "vgg19"}
