@@ -91,15 +91,15 @@ def survey(source: Path, relation: Relation | None = None) -> tuple[list[Composi
 
 def _kind(composite: Composite, grids: list[Grid]) -> tuple[Any, ...]:
     """Return what composites of one data set have in common; a grid that is none of `grids` is put there."""
-    place = next((number for number, grid in enumerate(grids) if _alike(composite.grid, grid)), len(grids))
-    if place == len(grids):
+    grid_index = next((number for number, grid in enumerate(grids) if _alike(composite.grid, grid)), len(grids))
+    if grid_index == len(grids):
         grids.append(composite.grid)
-    return composite.product, composite.quantity, place, composite.minutes, composite.relation
+    return composite.product, composite.quantity, grid_index, composite.minutes, composite.relation
 
 
 def _alike(grid: Grid, other: Grid) -> bool:
     """Return whether two grids are one, to 100 m of their corner, as services round them anew."""
-    numbers, others = ((each.pixel, *(each.corner or (None, None))) for each in (grid, other))
+    numbers, others = ((compared.pixel, *(compared.corner or (None, None))) for compared in (grid, other))
     if grid.shape != other.shape or projection(grid.projdef) != projection(other.projdef):
         return False
     pairs = zip(numbers, others, (0.1, 100.0, 100.0), strict=True)

@@ -30,7 +30,7 @@ METHOD = (
     f"pixels of equal angle are resampled to {PIXEL:,.0f} m on an equal-area projection: each is the mean of those "
     "whose centres it holds"
 )
-"""What is done to the pixels, for the screen."""
+"""Description of the resampling, for the screen."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -315,9 +315,9 @@ def choose(
         if shown is not None:
             why += f" and is shown whole by the satellite ({shown.sum()} are)"
         raise UserError(f"{source}: {why}; lower the size or give composites with more rain")
-    ranked = sorted(places, key=lambda place: (-place.rain, place.row, place.column))
+    ranked = sorted(places, key=lambda square: (-square.rain, square.row, square.column))
     ranks = np.linspace(0, len(ranked) - 1, min(regions, len(ranked))).round().astype(int)
-    return sorted((ranked[rank] for rank in ranks), key=lambda place: (place.row, place.column))
+    return sorted((ranked[rank] for rank in ranks), key=lambda square: (square.row, square.column))
 
 
 def _info(archive: Archive) -> dict[str, Any]:
@@ -336,15 +336,15 @@ def _info(archive: Archive) -> dict[str, Any]:
         "frames": len(archive.composites),
         "stretches": len(archive.runs),
         "splits": {
-            split: [place.name for place in places if split in archive.cut.splits[place.name]]
+            split: [square.name for square in places if split in archive.cut.splits[square.name]]
             for split in layout.SPLITS
         },
         "split_by": archive.cut.by,
         "size": archive.size,
         "smaller": 0 if by_place else fitting(first, archive.size, FEWEST),
-        "coverage": {place.name: place.coverage for place in places},
-        "rain_by_region": {place.name: place.rain for place in places},
-        "grids": {place.name: _grid(first, place, archive.size) for place in places},
+        "coverage": {square.name: square.coverage for square in places},
+        "rain_by_region": {square.name: square.rain for square in places},
+        "grids": {square.name: _grid(first, square, archive.size) for square in places},
         "pixel": first.grid.pixel,
         "averaged": first.finer,
         "resampled": first.resampled,
@@ -352,12 +352,12 @@ def _info(archive: Archive) -> dict[str, Any]:
     }
 
 
-def _grid(composite: Composite, place: Place, size: int) -> dict[str, Any]:
+def _grid(composite: Composite, square: Place, size: int) -> dict[str, Any]:
     """Return where a target lies: row and column in the composite and, where the file says it, in metres.
 
     `x0`, `y0` is the upper left corner of the upper left pixel, `step` a pixel's width; y falls with the row.
     """
-    row, column, grid = place.row + 5 * size // 2, place.column + 5 * size // 2, composite.grid
+    row, column, grid = square.row + 5 * size // 2, square.column + 5 * size // 2, composite.grid
     about: dict[str, Any] = {"row": row, "column": column}
     if grid.pixel is not None:
         about["step"] = grid.pixel
@@ -387,7 +387,7 @@ def _write_set(
         seen = _scanned(scratch / "images.npy", composites, places, archive.size, scans, progress)
         images = [_observed(seen[:, number]) for number in range(len(places))]
     else:
-        images = [_simulated(composites, place, seed) for place in places]
+        images = [_simulated(composites, square, seed) for square in places]
     for year in sorted({composite.time.year for composite in composites}):
         _write_year(folder, archive, year, images, (lambda *_: None) if scans else progress)
     return folder
@@ -419,23 +419,27 @@ def _write_year(
 
 
 def _files(
-    opened: ExitStack, folder: Path, archive: Archive, year: int, place: Place, images: Images
+    opened: ExitStack, folder: Path, archive: Archive, year: int, square: Place, images: Images
 ) -> list[tuple[Array, h5py.Dataset, bool]]:
     """Open a region's files of a year; return of each its frames, its data set, and whether it holds images."""
     composites, size, outputs = archive.composites, archive.size, []
     names = np.array([_name(archive.source, composite).encode() for composite in composites])
-    for split in archive.cut.splits[place.name]:
+    for split in archive.cut.splits[square.name]:
         kept = [(k, kind) for k, kind in archive.cut.frames[split] if composites[k].time.year == year]
         if not kept:
             continue
         rows = np.array([k for k, _ in kept])
         seen = np.array([k for k, kind in kept if not (split in ("test", "heldout") and kind.endswith("_target"))])
-        about: dict[str, Any] = {"product": PRODUCTS[composites[0].product].title, "region": place.name, "split": split}
-        about |= _grid(composites[0], place, size)
+        about: dict[str, Any] = {
+            "product": PRODUCTS[composites[0].product].title,
+            "region": square.name,
+            "split": split,
+        }
+        about |= _grid(composites[0], square, size)
         if relation := composites[0].relation:
             about |= {"zr_a": relation[0], "zr_b": relation[1]}
-        pictures = folder / layout.satellite_path(year, place.name, split), layout.SATELLITE, (11, size, size)
-        rain = folder / layout.rain_path(year, place.name, split), layout.RAIN, (1, size, size)
+        pictures = folder / layout.satellite_path(year, square.name, split), layout.SATELLITE, (11, size, size)
+        rain = folder / layout.rain_path(year, square.name, split), layout.RAIN, (1, size, size)
         shown = opened.enter_context(_written(*pictures, names[seen], about | dict(images.about)))
         outputs.append((seen, shown, True))
         measured = opened.enter_context(_written(*rain, names[rows], about | {"simulated": False}))
@@ -446,10 +450,10 @@ def _files(
 def _squares(composite: Composite, places: Sequence[Place], size: int) -> Array:
     """Return the rates of the squares of all places in a composite, (places, 6S, 6S)."""
     side = 6 * size
-    top, left = min(place.row for place in places), min(place.column for place in places)
-    bottom, right = max(place.row for place in places) + side, max(place.column for place in places) + side
+    top, left = min(square.row for square in places), min(square.column for square in places)
+    bottom, right = max(square.row for square in places) + side, max(square.column for square in places) + side
     rate = composite.read(slice(top, bottom), slice(left, right))
-    corners = [(place.row - top, place.column - left) for place in places]
+    corners = [(square.row - top, square.column - left) for square in places]
     return np.stack([rate[row : row + side, column : column + side] for row, column in corners])
 
 
@@ -461,7 +465,7 @@ class Images:
     """Gives, of the first frame's number, frames with those before them, and the rates of their whole squares
     (n, 6S, 6S), the images (n, 11, S, S)."""
     about: Mapping[str, Any]
-    """What the file says of them."""
+    """Attributes of the file that describe them."""
 
 
 def _points(composite: Composite, corners: Sequence[tuple[int, int]], size: int) -> list[seviri.Points]:
@@ -490,7 +494,7 @@ def _scanned(
     progress: Callable[[int, int], None],
 ) -> Array:
     """Return all squares' images of SEVIRI's scans, (frames, places, 11, S, S), in a file: each scan is read once."""
-    where = _points(composites[0], [(place.row, place.column) for place in places], size)
+    where = _points(composites[0], [(square.row, square.column) for square in places], size)
     shape = (len(composites), len(places), len(CHANNELS), size, size)
     images: Array = np.lib.format.open_memmap(path, "w+", np.float32, shape)
     for number, composite in enumerate(composites):
@@ -508,9 +512,9 @@ def _observed(seen: Array) -> Images:
     return Images(of, {"simulated": False, "satellite": seviri.ABOUT})
 
 
-def _simulated(composites: Sequence[Composite], place: Place, seed: int) -> Images:
+def _simulated(composites: Sequence[Composite], square: Place, seed: int) -> Images:
     """Return images that are simulated from the rain of the whole square."""
-    cirrus = int(sequence(seed, "weather.satellite", place.row, place.column).generate_state(1)[0])
+    cirrus = int(sequence(seed, "weather.satellite", square.row, square.column).generate_state(1)[0])
     midnight = composites[0].time.replace(hour=0, minute=0)
 
     def of(_: int, nearby: Sequence[Composite], rates: Array) -> Array:

@@ -29,7 +29,7 @@ MAGIC: tuple[tuple[bytes, Form], ...] = (
 )
 """First bytes of the formats that are read, and of zip, bzip2, xz and zstd."""
 TAR = slice(257, 262)
-"""Where a tar archive says that it is one."""
+"""Position of the magic bytes in a tar archive."""
 
 
 def form_of(path: Path) -> Form:

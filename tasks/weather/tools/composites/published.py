@@ -78,11 +78,11 @@ class Composite:
     product: str
     """Whose layout it is, of `PRODUCTS`; region names begin with it."""
     time: datetime
-    """What the file calls its own (nominal) time, UTC; of an accumulation, its end."""
+    """Nominal time by the file, UTC; of an accumulation, its end."""
     grid: Grid
     """The pixels that `read` gives."""
     quantity: Quantity = "rate"
-    """What the file holds."""
+    """Quantity that the file holds."""
     minutes: float = 0.0
     """Interval of an accumulation."""
     relation: Relation | None = None
@@ -90,7 +90,7 @@ class Composite:
     finer: int = 1
     """How many of the file's pixels lie across one."""
     resampled: str = ""
-    """What the reader did to the file's pixels, in words; empty: nothing."""
+    """Resampling by the reader, in words; empty: none."""
 
     def read(self, rows: slice = slice(None), columns: slice = slice(None)) -> Array:
         """Return the rain rate of a window, float32 (rows, columns) in mm/h, with `MISSING` and `UNDETECTED`.
@@ -188,7 +188,7 @@ def describe(path: Path) -> Composite:
     Raises:
         UserError: where the file is truncated, foreign, or holds nothing that is rain.
     """
-    with _told(path), _opened(path, whole=False) as (name, file):
+    with _told(path), _opened(path, with_pixels=False) as (name, file):
         field = field_of(path, file, name)
         time, grid = PRODUCTS[name].place(path, file, _raw(path, file, field).shape)
         if time.tzinfo is not None:
@@ -201,13 +201,13 @@ def describe(path: Path) -> Composite:
 
 
 @contextmanager
-def _opened(path: Path, whole: bool = True) -> Iterator[tuple[str, Any]]:
-    """Open a file and say which product it is; of a picture that is not read `whole`, the header."""
+def _opened(path: Path, with_pixels: bool = True) -> Iterator[tuple[str, Any]]:
+    """Open a file; yield its product and its content: of a picture without `with_pixels`, the header alone."""
     match form_of(path):
         case "grib":
             yield "mrms", grib.message(path)
         case "pgm":
-            yield "fmi", _picture(content(path) if whole else content(path, HEADER), whole)
+            yield "fmi", _picture(content(path) if with_pixels else content(path, HEADER), with_pixels)
         case "archive":
             raise UserError(f"{path}: is an archive; unpack it, and give the folder of what it holds")
         case _:
@@ -454,7 +454,7 @@ class Picture:
     """All levels; of a picture of which only the header was read, zeros of the same shape."""
 
 
-def _picture(data: bytes, whole: bool) -> Picture:
+def _picture(data: bytes, with_pixels: bool) -> Picture:
     """Read a PGM, or its header alone."""
     header = re.match(rb"P5\s((?:#[^\n]*\n|\s)*)(\d+)\s+(\d+)\s+(\d+)\s", data)
     if not header:
@@ -464,9 +464,9 @@ def _picture(data: bytes, whole: bool) -> Picture:
     comments = {name: value.strip() for name, _, value in lines}
     if "Reflectivity" not in comments["param"] or "obstime" not in comments:
         raise ValueError(f"holds {comments['param']}, not reflectivity, or says no obstime")
-    if most > 255 or (whole and width * height != len(data) - header.end()):
+    if most > 255 or (with_pixels and width * height != len(data) - header.end()):
         raise ValueError(f"{len(data) - header.end()} bytes of pixels, not {width} x {height}")
-    if not whole:
+    if not with_pixels:
         return Picture(comments, np.broadcast_to(np.uint8(0), (height, width)))
     return Picture(comments, np.frombuffer(data, np.uint8, width * height, header.end()).reshape(height, width))
 

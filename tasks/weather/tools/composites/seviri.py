@@ -43,7 +43,7 @@ LOGGERS = ("satpy", "native_msg")
 ABOUT = (
     "SEVIRI level 1.5, read by satpy: each pixel the mean of 16 points, nearest neighbours; not corrected for parallax"
 )
-"""What the images are, for files and reports."""
+"""Description of the images, for files and reports."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ def points(projdef: str, corner: tuple[float, float], pixel: float, size: int) -
     along = (np.arange(size)[:, None] + inside).ravel() * 6 * pixel
     x, y = np.meshgrid(corner[0] + along, corner[1] - along)
     try:
-        there = Transformer.from_crs(CRS.from_user_input(projdef), CRS.from_epsg(4326), always_xy=True)
+        transformer = Transformer.from_crs(CRS.from_user_input(projdef), CRS.from_epsg(4326), always_xy=True)
     except Exception as error:  # pyproj's own, of several kinds
         raise UserError(f"the composites' projection {projdef!r} is not understood: {error}") from error
-    longitude, latitude = (_by_pixel(degrees, size) for degrees in there.transform(x, y))
+    longitude, latitude = (_by_pixel(degrees, size) for degrees in transformer.transform(x, y))
     return Points(longitude, latitude)
 
 

@@ -58,7 +58,7 @@ def cut(places: Sequence[Place], runs: Sequence[range], inputs: int, forecast: i
         return Cut(
             "time",
             places,
-            {place.name: tuple(layout.SPLITS) for place in places},
+            {square.name: tuple(layout.SPLITS) for square in places},
             by_time(len(places), runs, inputs, forecast),
         )
     frames = {split: slots(runs, split, inputs, forecast) for split in layout.SPLITS}
@@ -106,10 +106,10 @@ def deal(places: Sequence[Place], seed: int) -> dict[str, str]:
 
     The rest is spread evenly along a line that winds through the rows, so that no split keeps to a corner.
     """
-    rows = sorted({place.row for place in places})
-    line = sorted(places, key=lambda place: (place.row, place.column * (-1) ** rows.index(place.row)))
+    rows = sorted({square.row for square in places})
+    line = sorted(places, key=lambda square: (square.row, square.column * (-1) ** rows.index(square.row)))
     first, rest = int(generator(seed, "weather.splits").integers(len(line))), max(len(CUT_SPLITS), len(line) // 2)
-    splits = dict.fromkeys((place.name for place in places), "training")
+    splits = dict.fromkeys((square.name for square in places), "training")
     for k in range(rest):
         splits[line[(first + k * len(line) // rest) % len(line)].name] = CUT_SPLITS[k % len(CUT_SPLITS)]
     return splits

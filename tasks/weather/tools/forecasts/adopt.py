@@ -90,8 +90,8 @@ def write(
     """Write one epoch of a run as if it had been trained, beside those that are there."""
     line = {"epoch": want.epoch, "step": 0, "seconds": 0.0, **validation_scores(want.config, state, source)}
     result = run.result() or {"weights": {}, "metrics": {}}
-    there = bool(result["weights"])
-    before, log = (run.folder.read_json("provenance.json")["adopted"], run.history()) if there else ({}, [])
+    has_weights = bool(result["weights"])
+    before, log = (run.folder.read_json("provenance.json")["adopted"], run.history()) if has_weights else ({}, [])
     run.folder.remove("provenance.json")
     ours = {**provenance.code_ran(run.task), "versions": provenance.versions()}
     about = {"adopted": {**before, str(want.epoch): origin}, "data": source.info, **ours}
@@ -128,7 +128,10 @@ def validation_scores(config: Config, state: Mapping[str, Tensor], source: Sourc
     view, model = View(split="validation"), load(config, state, int(source.info["size"]))
     summaries = summaries_of(config, source, model, [view])
     scores = evaluate(config, view, summaries, source)
-    return {f"validation_{name}": scores[name] for name in ("iou", *(f"iou/{place}" for place in validated(summaries)))}
+    return {
+        f"validation_{name}": scores[name]
+        for name in ("iou", *(f"iou/{year_region}" for year_region in validated(summaries)))
+    }
 
 
 def rows_of(table: str, changes: Mapping[str, object]) -> dict[str, Wanted]:
@@ -140,11 +143,11 @@ def rows_of(table: str, changes: Mapping[str, object]) -> dict[str, Wanted]:
     task, definition = find_table(table)
     if task.name != "weather":
         raise UserError(f"{table}: is of {task.name}; name a table of weather")
-    whole = table_at(task, definition, "paper", {"seed": SEED, **changes})
+    paper_table = table_at(task, definition, "paper", {"seed": SEED, **changes})
     made = {}
-    for row in whole.rows:
+    for row in paper_table.rows:
         if isinstance(row, Row) and not row.absent:
-            (replicate, *_) = expand(whole, row, task.config(), task.view())
+            (replicate, *_) = expand(paper_table, row, task.config(), task.view())
             assert replicate.config is not None and replicate.view is not None
             made[row.label] = Wanted(replicate.config, replicate.view.epoch)
     return made

@@ -89,15 +89,19 @@ def opened(
     wanted = {"split": split, "epoch": own_epoch or epoch, "threshold": threshold, "motion": motion}
     view = resolve(override(View(), wanted), trained.config)
     elsewhere = bool(data) and data != trained.config.data
-    source, there = trained.source, {"regions": trained.config.regions, "years": trained.config.years}
+    source, available = trained.source, {"regions": trained.config.regions, "years": trained.config.years}
     if elsewhere:
         source = other_source(trained.source, data, trained.config)
-        there = {name: tuple(source.info[name]) for name in there}
+        available = {name: tuple(source.info[name]) for name in available}
         elsewhere = origin(source) != origin(trained.source)
     check(override(trained.config, {"data": data, "train_on": "training"}) if elsewhere else trained.config, view)
     check_simulation(source)
     # What was left out of training may well be scored.
-    chosen = {"regions": tuple(regions) or there["regions"], "years": tuple(years) or there["years"], "left_out": ()}
+    chosen = {
+        "regions": tuple(regions) or available["regions"],
+        "years": tuple(years) or available["years"],
+        "left_out": (),
+    }
     return Opened(trained, override(trained.config, {"data": data or trained.config.data, **chosen}), view, source)
 
 

@@ -30,22 +30,22 @@ from retable.platform.store.storage import whole_file
 from retable.tasks.weather.config import CORE_REGIONS, STEPS, TRANSFER_REGIONS
 
 CORE = tuple((year, region) for year in (2019, 2020) for region in CORE_REGIONS)
-"""What the core challenge asks for: 14 files."""
+"""Years and regions of the core challenge: 14 files."""
 TRANSFER = (
     *((year, region) for year in (2019, 2020) for region in TRANSFER_REGIONS),
     *((2021, region) for region in (*CORE_REGIONS, *TRANSFER_REGIONS)),
 )
-"""What the transfer challenge asks for: 16 files, of regions or a year that nobody trains on."""
+"""Years and regions of the transfer challenge: 16 files, of regions or a year that nobody trains on."""
 KEY = "submission"
 NAME = re.compile(r"(\d{4})/(\w+)\.pred\.h5(\.gz)?")
 TYPES = ("float32", "uint8")
-"""What participants sent: the description's float32, and uint8 of the runner-up."""
+"""Types of the files that participants sent: the description's float32, and uint8 of the runner-up."""
 LIMIT = 2**30
 """Bytes that a file may unpack to; the largest honest one, float32 and not compressed, has 488 MB."""
 ENTRIES = 1000
 """Files that a zip may hold."""
 UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error)
-"""How zipfile, gzip and h5py complain of broken, encrypted or odd files."""
+"""Exceptions of zipfile, gzip and h5py for broken, encrypted or odd files."""
 
 
 def write(path: Path, predictions: Iterable[tuple[int, str, Array]]) -> None:

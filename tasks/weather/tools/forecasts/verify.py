@@ -27,7 +27,7 @@ from retable.tasks.weather.w4c.layout import Index
 from retable.tasks.weather.w4c.prepare import caution, describe
 
 SAME = ("data", "regions", "years", "inputs", "forecast", "holdout", "rain_threshold")
-"""What runs must have in common to forecast the same sequences."""
+"""Fields that runs must have in common to forecast the same sequences."""
 
 
 SHOWN = 4
@@ -94,24 +94,24 @@ def chosen_cases(runs: Sequence[Opened], models: Sequence[Forecaster], parts: Se
             threshold = np.broadcast_to(part.thresholds[0][shard], (len(steps),))
             forecasts.append(Forecast(f"{who}\nIoU {score:.2f}", steps / STEPS, threshold))
         time = str(index.reference_times([window], config.inputs)[0]).replace("T", " ")
-        place = " ".join(shard.split("/")[1:])
-        yield Case(f"{name}\n{place}\n{time}", events(config, source, shard)[number], forecasts)
+        year_region = " ".join(shard.split("/")[1:])
+        yield Case(f"{name}\n{year_region}\n{time}", events(config, source, shard)[number], forecasts)
 
 
 def lines(part: Verification) -> Iterator[tuple[str, str, str, float, float, float]]:
     """Yield every score as a line: about what, where, which, value, and the ends of its interval."""
 
-    def rows(about: str, places: Sequence[Any], names: Sequence[str], band: Band) -> Iterator[Any]:
-        ends = [end.reshape(len(places), len(names)) for end in (band.value, band.low, band.high)]
-        for (row, place), (column, name) in ((p, n) for p in enumerate(places) for n in enumerate(names)):
-            yield about, str(place), name, *(float(end[row, column]) for end in ends)
+    def rows(about: str, labels: Sequence[Any], names: Sequence[str], band: Band) -> Iterator[Any]:
+        ends = [end.reshape(len(labels), len(names)) for end in (band.value, band.low, band.high)]
+        for (row, label), (column, name) in ((p, n) for p in enumerate(labels) for n in enumerate(names)):
+            yield about, str(label), name, *(float(end[row, column]) for end in ends)
 
     lead, (reliability, forecast, shares) = part.by_lead(), part.reliability()
     yield from rows("all", [""], SCORES, part.total())
     yield from rows("all", [""], ("Brier", "reliability", "resolution", "uncertainty", "Brier skill"), part.brier())
     yield from rows("minutes", range(MINUTES, MINUTES * len(lead.value) + 1, MINUTES), SCORES, lead)
-    for place, band in part.by_place().items():
-        yield from rows("year and region", [place], SCORES, band)
+    for label, band in part.by_place().items():
+        yield from rows("year and region", [label], SCORES, band)
     yield from rows("neighbourhood, pixels", part.widths, ("FSS",), part.by_width())
     yield from rows("threshold", THRESHOLDS.tolist(), ("IoU",), part.by_threshold())
     yield from rows("mean probability", [f"{value:.4f}" for value in forecast], ("it rained",), reliability)
