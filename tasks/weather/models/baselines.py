@@ -194,7 +194,7 @@ class RetrievalForecaster(nn.Module):
         super().__init__()
         self.forecast = forecast
         self.moves = "none"
-        """How a forecast moves the rain, `View.motion`; nothing that is trained depends on it."""
+        """Motion of the rain in a forecast, `View.motion`; nothing that is trained depends on it."""
         # Not as decorators: that would import the compiler, which takes 2 s, with this module.
         self.motion = torch.compiler.disable(motion)  # type: ignore[no-untyped-call]
         self.extrapolate = torch.compiler.disable(extrapolate)  # type: ignore[no-untyped-call]

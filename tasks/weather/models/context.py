@@ -18,7 +18,7 @@ from retable.tasks.weather.config import Context
 from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 RAIN_SHARE = 0.08
-"""Where forecasts start: how often it rains in the seven regions (training set of 2019 and 2020)."""
+"""Initial probability of rain: its frequency in the seven regions (training set of 2019 and 2020)."""
 STEPS = (2, 3)
 """Enlargement from 12 km to 2 km."""
 

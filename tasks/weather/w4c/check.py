@@ -75,13 +75,13 @@ def _here(line: str) -> str:
 
 
 def _unlisted(
-    folder: Storage | Path, there: Collection[tuple[int, str]], slots: Mapping[tuple[int, str], Slots]
+    folder: Storage | Path, present: Collection[tuple[int, str]], slots: Mapping[tuple[int, str], Slots]
 ) -> Iterator[str]:
     """Yield the years, and the splits of the others, that have files and no row of the CSV."""
     years, put = {year for year, _ in slots}, "put the CSV that belongs to these files there"
-    for year in sorted({year for year, _ in there} - years):
+    for year in sorted({year for year, _ in present} - years):
         yield f"{folder}/{year}: the CSV does not list this year; {put}"
-    for year, split in sorted({pair for pair in there if pair[0] in years} - slots.keys()):
+    for year, split in sorted({pair for pair in present if pair[0] in years} - slots.keys()):
         yield f"{folder}: the CSV lists no complete row of {split} in {year}, of which files are there; {put}"
 
 
@@ -90,22 +90,22 @@ def _sequence_defects(folder: Storage, slots: Mapping[tuple[int, str], Slots]) -
     for (year, split), here in slots.items():
         if split == "training":
             continue
-        whole = bool((here.kind == TARGET).any())
-        starts, _ = blocks(here, split, inputs, forecast, whole)
-        left = len(here.rain_rows) - len(starts) * (inputs + forecast if whole else inputs)
+        with_targets = bool((here.kind == TARGET).any())
+        starts, _ = blocks(here, split, inputs, forecast, with_targets)
+        left = len(here.rain_rows) - len(starts) * (inputs + forecast if with_targets else inputs)
         if left:
             what = f"{left} rows of {split} belong to no whole sequence of {inputs} + {forecast} frames"
             yield f"{folder}: the CSV has gaps: in {year} {what}; such sequences are left out"
 
 
 def _layout_defects(root: Path, info: Mapping[str, Any], slots: Mapping[tuple[int, str], Slots]) -> Iterator[str]:
-    there = list(scan(root))
-    if not there:
+    present = list(scan(root))
+    if not present:
         yield f"{root}: no satellite images; put the competition's files there"
     sizes: dict[int, Path] = {}
-    yield from _absent(root, there, slots)
-    yield from _foreign(root, there)
-    for year, region, split in there:
+    yield from _absent(root, present, slots)
+    yield from _foreign(root, present)
+    for year, region, split in present:
         wanted = slots[year, split].rows(split) if (year, split) in slots else (None, None)
         for (kind, (path, key, channels)), count in zip(layout_files(year, region, split).items(), wanted, strict=True):
             full = root / path
@@ -124,15 +124,15 @@ def _layout_defects(root: Path, info: Mapping[str, Any], slots: Mapping[tuple[in
         yield f"{root}: files of several sizes: " + ", ".join(f"{path} is {size} wide" for size, path in sizes.items())
 
 
-def _absent(root: Path, there: list[tuple[int, str, str]], slots: Mapping[tuple[int, str], Slots]) -> Iterator[str]:
+def _absent(root: Path, present: list[tuple[int, str, str]], slots: Mapping[tuple[int, str], Slots]) -> Iterator[str]:
     """Yield the files that others, or the CSV, let expect."""
-    years = {year for year, _, _ in there}
+    years = {year for year, _, _ in present}
     for year in sorted({year for year, _ in slots} - years if years else set()):
         yield f"{root}/{year}: missing, but the CSV lists the year; put its files there, or leave the year out"
-    yield from _unlisted(root, {(year, split) for year, _, split in there}, slots)
-    for region, split in sorted({(region, split) for _, region, split in there}):
+    yield from _unlisted(root, {(year, split) for year, _, split in present}, slots)
+    for region, split in sorted({(region, split) for _, region, split in present}):
         for year in sorted(years):
-            if (year, region, split) not in there:
+            if (year, region, split) not in present:
                 if (year, split) in slots:
                     path = layout_files(year, region, split)["satellite"][0]
                     yield f"{root / path}: missing, though another year has it; put it there, or leave the region out"
@@ -142,8 +142,8 @@ def _absent(root: Path, there: list[tuple[int, str, str]], slots: Mapping[tuple[
                 yield f"{root / path}: missing, though its satellite images are there; put it there"
 
 
-def _foreign(root: Path, there: list[tuple[int, str, str]]) -> Iterator[str]:
-    expected = {path for series in there for path, _, _ in layout_files(*series).values()}
+def _foreign(root: Path, present: list[tuple[int, str, str]]) -> Iterator[str]:
+    expected = {path for series in present for path, _, _ in layout_files(*series).values()}
     for path in sorted([*root.glob("[0-9]*/HRIT/*"), *root.glob("[0-9]*/OPERA/*")]):
         if path.relative_to(root).as_posix() in expected:
             continue
@@ -209,8 +209,8 @@ def _rain_defects(path: Path | str, rates: Array) -> Iterator[str]:
 
 
 def _parquet_defects(folder: Storage, info: Mapping[str, Any], slots: Mapping[tuple[int, str], Slots]) -> Iterator[str]:
-    there = [series.split("/") for series in info["series"]]
-    yield from _unlisted(folder, {(int(year), split) for year, _, split in there}, slots)
+    present = [series.split("/") for series in info["series"]]
+    yield from _unlisted(folder, {(int(year), split) for year, _, split in present}, slots)
     broken = set()
     for path, checksum in sorted(info["files"].items()):
         if not folder.exists(path):

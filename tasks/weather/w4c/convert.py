@@ -76,18 +76,18 @@ def convert(storage: Storage, name: str, target: str | None = None) -> dict[str,
         raise UserError(f"{name}: the converted data set needs another name; choose --target {name}-parquet")
     if target in DATA_LENGTHS:
         raise UserError(f"--target {target}: tables read other data under this name; choose another one")
-    source, place = (data_folder(storage, "weather", each) for each in (name, target))
+    source, target_folder = (data_folder(storage, "weather", folder_name) for folder_name in (name, target))
     read_hdf5_info(source)  # before Ray starts
     with one_maker(storage, f"weather/{target}"):
         made = (
-            place.read_json("dataset.json").get("converted_from", {})
-            if place.exists("dataset.json")
+            target_folder.read_json("dataset.json").get("converted_from", {})
+            if target_folder.exists("dataset.json")
             else {"name": name}
         )
-        if made.get("name") != name or any(each.isdecimal() for each in place.list()):
-            raise UserError(f"{place} holds other data; choose another --target")
+        if made.get("name") != name or any(folder_name.isdecimal() for folder_name in target_folder.list()):
+            raise UserError(f"{target_folder} holds other data; choose another --target")
         with ray_cluster():
-            return transfer(source, place, target)
+            return transfer(source, target_folder, target)
 
 
 def read_hdf5_info(source: Storage) -> dict[str, Any]:

@@ -34,7 +34,7 @@ OPEN_FILES = 128
 """So many files stay open in a process."""
 COLUMN = "frame"
 NOT_WRITTEN = float.fromhex("0x1.ep+122")
-"""What netCDF puts where no float was written (NC_FILL_FLOAT and NC_FILL_DOUBLE)."""
+"""Fill value of netCDF where no float was written (NC_FILL_FLOAT and NC_FILL_DOUBLE)."""
 
 _opened: OrderedDict[tuple[int, int, str], Any] = OrderedDict()
 _lock = threading.Lock()
@@ -183,11 +183,11 @@ class Frames:
         """Return rows of a series' `kind`, `satellite` or `rain`, as the methods above do: (n, 11 or 1, S, S)."""
         if series not in self._series:
             raise UserError(f"{self._folder}/dataset.json: no series {series!r}; {REMEDY}")
-        start, stop, whole = rows.start, rows.stop, self._series[series][kind]
-        if whole is None:
+        start, stop, count = rows.start, rows.stop, self._series[series][kind]
+        if count is None:
             raise UserError(f"{self._folder}: {series} has no {kind} rates; choose another split, region or year")
-        if not 0 <= start <= stop <= whole:
-            raise IndexError(f"{series}: rows {start} to {stop} of {whole}")
+        if not 0 <= start <= stop <= count:
+            raise IndexError(f"{series}: rows {start} to {stop} of {count}")
         read = self._read_parquet if self._format == "parquet" else self._read_hdf5
         return read(series, kind, start, stop)
 

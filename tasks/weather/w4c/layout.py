@@ -33,9 +33,9 @@ SIMULATION = (
     "computed by retable.tasks.weather.w4c.satellite.observe from the rain of the whole square at the image's time and "
     "in the hour before it; not observed"
 )
-"""How images that go with real rain are made."""
+"""Provenance text of images that are simulated from real rain."""
 CLOUDS = "computed by retable.tasks.weather.w4c.satellite.draw from generated clouds, which generated rain follows"
-"""How images of generated weather are made."""
+"""Provenance text of images of generated weather."""
 SPLITS = {"training": "train", "validation": "val", "test": "test", "heldout": "heldout"}
 """The splits, as the CSV names them, and as file names do."""
 SATELLITE, RAIN = "REFL-BT", "rates.crop"
@@ -46,7 +46,7 @@ CSV_NAMES = tuple(
     for name in (CSV, "timestamps_and_splits_stage2.csv", "timestamps_and_splits_2019.csv")
     for folder in ("", "data/")
 )
-"""Where the CSV may lie; the first one found counts."""
+"""Possible paths of the CSV; the first that exists counts."""
 COLUMNS = ("time", "date_str", "date", "RATE", "ACRR", "DBZH", "REFL-BT", "all_vars", "split", "split_type")
 """Of the CSV."""
 STEP = 15
@@ -175,8 +175,8 @@ def write_csv(path: Path, rows: Iterable[tuple[datetime, Sequence[int], str, str
     with path.open("w", newline="") as file:
         table = writer(file, lineterminator="\n")
         table.writerow(COLUMNS)
-        for time, there, *names in rows:
-            table.writerow((f"{time:%H%M%S}", f"{time:%Y%m%d}", f"{time:%Y-%m-%d}", *there, *names))
+        for time, flags, *names in rows:
+            table.writerow((f"{time:%H%M%S}", f"{time:%Y%m%d}", f"{time:%Y-%m-%d}", *flags, *names))
 
 
 def _times(date: Array, clock: Array) -> Array:
@@ -191,8 +191,8 @@ def contiguous(time: Array, length: int) -> Array:
     """Return each row from which on `length` frames follow one another without a gap, int64 (m,)."""
     if len(time) < length:
         return np.empty(0, np.int64)
-    whole = time[length - 1 :] - time[: len(time) - length + 1] == np.timedelta64((length - 1) * STEP, "m")
-    return np.flatnonzero(whole)
+    gapless = time[length - 1 :] - time[: len(time) - length + 1] == np.timedelta64((length - 1) * STEP, "m")
+    return np.flatnonzero(gapless)
 
 
 def local_holdout(time: Array, others: Array, inputs: int, forecast: int, most: int) -> tuple[Array, Array]:
@@ -231,10 +231,11 @@ def local_holdout(time: Array, others: Array, inputs: int, forecast: int, most: 
     return np.array(chosen, np.int64), taken
 
 
-def blocks(slots: Slots, split: str, inputs: int, forecast: int, whole: bool) -> tuple[Array, Array]:
+def blocks(slots: Slots, split: str, inputs: int, forecast: int, with_targets: bool) -> tuple[Array, Array]:
     """Return the first input of each sequence, as rows of the satellite file and of the rain file, int64 (m,) each.
 
-    Sequences are found by their runs of inputs; `whole` leaves out those whose targets do not follow without a gap.
+    Sequences are found by their runs of inputs; `with_targets` leaves out those whose targets do not follow without a
+    gap.
     """
     rows = slots.rain_rows
     time, is_input, length = slots.time[rows], slots.kind[rows] == INPUT, inputs + forecast
@@ -244,7 +245,7 @@ def blocks(slots: Slots, split: str, inputs: int, forecast: int, whole: bool) ->
     nth = position - np.maximum.accumulate(np.where(joined, 0, position))  # place within its run of inputs
     starts = np.intersect1d(np.flatnonzero(is_input & (nth % inputs == 0)), contiguous(time, inputs))
     starts = starts[is_input[starts[:, None] + np.arange(inputs)].all(axis=1)]
-    if whole:
+    if with_targets:
         starts = np.intersect1d(starts, contiguous(time, length))
         starts = starts[~is_input[starts[:, None] + np.arange(inputs, length)].any(axis=1)]
     images = starts if split == "validation" else np.cumsum(is_input)[starts] - 1
@@ -344,7 +345,7 @@ class Index:
         self._check(regions, years, inputs, forecast)
         shards = {}
         for year in years:
-            satellite, rain = blocks(self._slot(year, split), split, self._inputs, self._forecast, whole=targets)
+            satellite, rain = blocks(self._slot(year, split), split, self._inputs, self._forecast, with_targets=targets)
             later = self._inputs - inputs
             pairs = list(zip((satellite + later).tolist(), (rain + later).tolist(), strict=True))
             for region in regions:
@@ -386,7 +387,7 @@ class Index:
         """Return the first rows of a year's training windows, and of the validation sequences that may join them."""
         slots, length = self._slot(year, "training"), inputs + forecast
         starts = contiguous(slots.time, length)
-        added, _ = blocks(self._slot(year, "validation"), "validation", self._inputs, self._forecast, whole=True)
+        added, _ = blocks(self._slot(year, "validation"), "validation", self._inputs, self._forecast, with_targets=True)
         added = added + self._inputs - inputs
         if self._info["holdout"] == "local":
             before = np.concatenate([[0], np.cumsum(self._local(year)[1])])
@@ -405,9 +406,9 @@ class Index:
         return name in self._info["series"] and self._info["series"][name]["rain"] is not None
 
     def _check(self, regions: Sequence[str], years: Sequence[int], inputs: int, forecast: int) -> None:
-        for field, asked, there in (("inputs", inputs, self._inputs), ("forecast", forecast, self._forecast)):
-            if asked > there:
-                raise UserError(f"{field} {asked}: the data are laid out for at most {there}; lower it")
+        for field, asked, available in (("inputs", inputs, self._inputs), ("forecast", forecast, self._forecast)):
+            if asked > available:
+                raise UserError(f"{field} {asked}: the data are laid out for at most {available}; lower it")
         for region in regions:
             if region not in self._info["regions"]:
                 raise UserError(f"regions: no {region!r} in these data{nearest(region, self._info['regions'])}")

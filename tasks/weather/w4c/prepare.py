@@ -68,7 +68,7 @@ GENERATED = {
     "60": Preset(regions=CENTRAL, training=1200, validation=40, tests=16),
     "252": Preset(regions=("roxi_0004",), years=(2019,), training=120, validation=2, tests=2),
 }
-"""What follows `generated-` in a name, a size first -> how much data, such as that of a scale."""
+"""Ending of a name after `generated-`, which begins with the size -> amount of data, such as that of a scale."""
 MADE = {
     "generated": (
         "Rain and satellite images are generated: an image shows the clouds at its time, which rain follows by about "
@@ -104,8 +104,8 @@ def prepare(config: Config, storage: Storage) -> None:
     if config.data.startswith("generated-"):
         preset = config.data.removeprefix("generated-")
         if preset not in GENERATED:
-            there = ", ".join(f"generated-{size}" for size in GENERATED)
-            raise UserError(f"data {config.data}: there is no such preset; use {there}")
+            choices = ", ".join(f"generated-{size}" for size in GENERATED)
+            raise UserError(f"data {config.data}: there is no such preset; use {choices}")
         make_generated(dataset, config.data, preset)
         return
     if not dataset.is_local:
@@ -359,8 +359,8 @@ def pixel_width(info: Mapping[str, Any]) -> float | None:
 
     Own files do not say it.
     """
-    known = info["source"] == "w4c22" or _made(info) == "generated"
-    width: float | None = info.get("pixel", REAL_PIXEL * REAL_SIZE / info["size"] if known else None)
+    standard_pixels = info["source"] == "w4c22" or _made(info) == "generated"
+    width: float | None = info.get("pixel", REAL_PIXEL * REAL_SIZE / info["size"] if standard_pixels else None)
     return width
 
 

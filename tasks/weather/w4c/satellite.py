@@ -22,7 +22,7 @@ from retable.tasks.weather.w4c.preprocess import CHANNELS, HIGH, LOW, MEAN, STD
 from retable.tasks.weather.w4c.rainfall import FINE, amplitudes, depth, noise, to_grid, wavenumbers
 
 WEIGHTS = np.array([0.05, 0.10, 0.20, 0.30, 0.35], np.float32)
-"""What the real rain of the frames from -4 to 0 adds to a frame's cloud tops: an anvil outlives its rain."""
+"""Weights of the real rain of the frames from -4 to 0 in a frame's cloud tops: an anvil outlives its rain."""
 BEFORE = len(WEIGHTS) - 1
 """Frames before a frame whose rain matters to it."""
 PARALLAX = 0.5
