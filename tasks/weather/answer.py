@@ -25,9 +25,9 @@ from retable.tasks.weather.w4c.preprocess import CHANNELS
 
 SUFFIXES = (".npz", ".h5", ".hdf5")
 NAME = "images"
-"""What the array is called in a file of NumPy's; an entry `region` may stand beside it."""
+"""Name of the array in an npz file; an entry `region` may stand beside it."""
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-"""What reads the header of an array's file, by the version of its format; later ones hold no plain numbers."""
+"""Reader of an npy file's header, by version of the format; later versions hold no plain numbers."""
 REGION = re.compile(r"[a-z]+_\d+(?=\.)")
 """A region at the beginning of a file's name, as the competition's and imported ones have them."""
 NOT_NAMED = "not named"
@@ -71,7 +71,7 @@ def answer(model: Exported, options: Options, source: Path) -> bytes:
     if frames.ndim == 4 and len(frames) % inputs == 0:
         frames = frames.reshape(-1, inputs, *frames.shape[1:])
     after = r"(?![^\W_]|_[^\W\d])"  # a date may follow a region's name, but no other name
-    trained_on = [each for each in model.config.regions if re.match(re.escape(each) + after, source.name)]
+    trained_on = [name for name in model.config.regions if re.match(re.escape(name) + after, source.name)]
     named = REGION.match(source.name)
     region = options.region or own_region or max(trained_on, key=len, default=named[0] if named else NOT_NAMED)
     if not region.isprintable():

@@ -19,8 +19,8 @@ STEPS = 200
 """Probabilities are kept in steps of 1/200, rounded down; thresholds are whole steps."""
 
 PRESETS = ("24", "24-quick", "24-small", "36", "60", "252")
-"""What may follow `generated-` in the name of a data set, its size first."""
-DATA_LENGTHS = {name: (4, 32) for name in ("w4c22", *(f"generated-{each}" for each in PRESETS))}
+"""Endings of a data set's name after `generated-`; each begins with the size."""
+DATA_LENGTHS = {name: (4, 32) for name in ("w4c22", *(f"generated-{preset}" for preset in PRESETS))}
 """Inputs and lead times that data sets have, where this is known before they are there."""
 
 
@@ -50,12 +50,12 @@ class Swin:
     """Swin-UNETR (section 2.4) from MONAI."""
 
     variant: Literal["repeat_interleave", "channel_convolution", "upsample"] = "repeat_interleave"
-    """How the input times become the forecast's lead times."""
+    """Mapping of the input times to the forecast's lead times."""
     feature_size: int = 24
     window: int = 7
     """Tokens across a window of attention, in time, height and width: attention's cost grows with its cube."""
     resize: Literal["pad", "nearest", "trilinear"] = "pad"
-    """How height and width come to a multiple of 32 and back. `nearest`, the reference's, shifts rows by a pixel."""
+    """Fit of height and width to a multiple of 32 and back. `nearest`, the reference's, shifts rows by a pixel."""
     merging: Literal["mergingv2", "merging", "merging_1_5"] = "mergingv2"
     """Patch merging; `merging`, the reference's, leaves slices out and takes others twice. `merging_1_5`: what MONAI
     calls `merging` since 1.5, which takes all, in another order than `mergingv2`."""
@@ -78,7 +78,7 @@ class Vivit:
     heads: int = 8
     patch: int = 16
     enlarge: Literal["linear", "nearest"] = "linear"
-    """How that picture comes to the output's size: the paper writes linear, its code says nearest."""
+    """Interpolation of that picture to the output's size: the paper writes linear, its code says nearest."""
 
     def __post_init__(self) -> None:
         check(self, "dim", "depth", "heads", "patch")
@@ -147,7 +147,8 @@ class DiceFocal:
 
     positive_weight: float = 2.577389
     weigh: Literal["positives", "whole"] = "positives"
-    """What the weight multiplies: rainy pixels, or (the reference, by an older MONAI) the whole focal term."""
+    """Part of the loss that the weight multiplies: rainy pixels, or (the reference, by an older MONAI) the whole focal
+    term."""
 
     def __post_init__(self) -> None:
         check(self, "positive_weight", least=0)
@@ -198,9 +199,9 @@ class Config:
     """Rain rate from which on it rains, mm/h; 0 (the competition's first stage): any rain."""
     train_on: Literal["training", "training_and_validation"] = "training"
     holdout: int = added(60)
-    """Where the organisers keep the targets of test and heldout: so many sequences of each, at most, are held back of a
-    region's and year's training set in their place, and what lies around them. 0: none, and nothing but validation can
-    be scored."""
+    """Maximum number of training sequences of a region and year that replace test, and as many that replace heldout,
+    if the organisers keep the targets of these splits. They are held back from training with the frames around them.
+    0: none, and only validation can be scored."""
     model: UNet | Swin | Vivit | Context | Retrieval | Climatology | AllDry | AllRain = field(default_factory=UNet)
     crop: Literal["centre", "none"] = "centre"
     """The images show six times the forecast's width. `centre` cuts out its place and enlarges it; `none`, the
@@ -212,7 +213,7 @@ class Config:
     """Logits are sums over lead time of what the model says (section 2.1)."""
     loss: Bce | SoftIou | DiceFocal = field(default_factory=Bce)
     mask: Literal["exclude", "zero"] = "exclude"
-    """What becomes of pixels without radar: left out of the loss, or (the reference) counted as dry, their logit 0, or
+    """Treatment of pixels without radar: left out of the loss, or (the reference) counted as dry, their logit 0, or
     in `soft_iou`, which the reference computes of probabilities, their probability 0."""
     optimizer: Adamw | Adabelief = field(default_factory=Adamw)
     gradient_clamp: float = 2.0
@@ -276,12 +277,12 @@ class Config:
 
 def lineage(config: Config) -> list[Config]:
     """Return a config and those of the runs that its run starts from, as far as they are of the same data."""
-    return [each for each in configs.lineage(config) if each.data == config.data]
+    return [ancestor for ancestor in configs.lineage(config) if ancestor.data == config.data]
 
 
 def trained_on_validation(config: Config) -> bool:
     """Return whether a run, or one that it starts from, is trained on the validation set."""
-    return any(each.train_on != "training" for each in lineage(config))
+    return any(ancestor.train_on != "training" for ancestor in lineage(config))
 
 
 PAPER = {"crop": "none", "mask": "zero"}

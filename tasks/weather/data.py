@@ -41,7 +41,7 @@ class Batch:
     images: Tensor
     """Normalised satellite images, float32 (batch, 11, inputs, S, S)."""
     events: Tensor
-    """What happened at each lead time, uint8 (batch, leads, S, S): 0 dry, 1 rain, 2 no radar."""
+    """Observed event at each lead time, uint8 (batch, leads, S, S): 0 dry, 1 rain, 2 no radar."""
     now: Tensor
     """The same at the time of the last image, uint8 (batch, S, S)."""
     region: Tensor

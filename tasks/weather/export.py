@@ -56,10 +56,10 @@ class Exported:
         wanted = (self.config.inputs, len(CHANNELS), self.size, self.size)
         if satellite.ndim != 5 or satellite.shape[1:] != wanted or not len(satellite):
             raise UserError(f"satellite images of shape {satellite.shape}; this forecaster reads (n, {wanted})")
-        place = self.forecaster.number(region)
+        number = self.forecaster.number(region)
         parts = (satellite[start : start + BATCH] for start in range(0, len(satellite), BATCH))
         return np.concatenate(
-            [forecast(self.forecaster, normalise(part), place, self.config.precision) for part in parts]
+            [forecast(self.forecaster, normalise(part), number, self.config.precision) for part in parts]
         )
 
     def steps(self, satellite: Array, region: str) -> Array:
@@ -84,8 +84,8 @@ def write_export(run: TrainedRun, epoch: int = 0, motion: str = "none", **more: 
     config, size = run.config, int(run.source.info["size"])
     shape = {name: getattr(config, name) for name in ("inputs", "forecast", "rain_threshold")}
     map_of = {"size": size, "pixel": pixel_width(run.source.info), "regions": list(config.regions)}
-    said = export.about(run, epoch, **map_of, motion=motion, **shape, **more)
-    metadata = export.described(FORMAT, config, said)
+    about = export.about(run, epoch, **map_of, motion=motion, **shape, **more)
+    metadata = export.described(FORMAT, config, about)
     return export.sealed(run.weights(epoch), {**metadata, "size": json.dumps(size)})
 
 
@@ -96,7 +96,7 @@ def read_export(data: bytes, name: str) -> Exported:
         UserError: where it is no such file, is damaged, or its weights are not those of its config.
     """
     metadata, tensors = export.opened(data, name, "forecaster", REMEDY, FORMAT)
-    said = export.read_json(metadata, "provenance", name, REMEDY)
+    about = export.read_json(metadata, "provenance", name, REMEDY)
     try:
         # The file names no data set, so the default's limits on inputs and lead times do not hold.
         config = override(Config(), {**export.read_json(metadata, "config", name, REMEDY), "data": ""})
@@ -105,7 +105,7 @@ def read_export(data: bytes, name: str) -> Exported:
     except (KeyError, TypeError, ValueError, RuntimeError, UserError) as error:
         line = str(error).strip().splitlines()[0].removeprefix(f"{name}: ")
         raise UserError(f"{name}: a damaged forecaster ({line}); {REMEDY}") from error
-    return Exported(said, config, size, load(config, tensors, size, str(said.get("motion", "none"))))
+    return Exported(about, config, size, load(config, tensors, size, str(about.get("motion", "none"))))
 
 
 def served_as(forecaster: Exported, name: str) -> tuple[str, str, dict[str, object]]:

@@ -44,15 +44,15 @@ def draw_forecasts(results: Results) -> Drawing:
     years = {
         shard.split("/")[1] for member in replicates for shard in member.summaries() if shard.endswith(f"/{REGION}")
     }
-    place = f"{'2020' if '2020' in years else max(years, default='')}/{REGION}"
-    lines = [line for replicate in replicates for line in [panels(replicate, place)] if line is not None]
+    year_region = f"{'2020' if '2020' in years else max(years, default='')}/{REGION}"
+    lines = [line for replicate in replicates for line in [panels(replicate, year_region)] if line is not None]
     if not lines:
         return Drawing()
     rows = [("radar", lines[0][1]), *((name, forecast) for name, _, forecast in lines)]
     config: Any = replicates[0].config
     hours = MINUTES * (full_hours(config.forecast) + 1) / 60
     drawing = Drawing(figsize=(1.45 * len(hours) + 1.2, 1.75 * len(rows)), layout="constrained")
-    drawing.suptitle(place, fontsize=9)
+    drawing.suptitle(year_region, fontsize=9)
     axes = drawing.subplots(len(rows), len(hours), squeeze=False)
     for axis_row, (name, maps) in zip(axes, rows, strict=True):
         for hour, axis, shown in zip(hours, axis_row, maps, strict=True):
@@ -90,7 +90,7 @@ def draw_verification(results: Results) -> Drawing:
     """Draw the verification of each row that has results; see `draw_scores`."""
     parts = []
     for label, replicates in results.replicates.items():
-        members: list[tuple[Any, Any]] = [(each.view, each.summaries()) for each in replicates]
+        members: list[tuple[Any, Any]] = [(replicate.view, replicate.summaries()) for replicate in replicates]
         if members:
             shown = [scored(view, summaries) for view, summaries in members]
             parts.append(Verification(label, shown, [thresholds(view, summaries) for view, summaries in members]))

@@ -31,7 +31,7 @@ MINUTES = 15
 BINS = 10
 """Of the reliability diagram, equally wide."""
 MIDDLES: Array = np.minimum((np.arange(STEPS + 1) + 0.5) / STEPS, 1)
-"""What a step of probability stands for: its middle, at most 1."""
+"""Probability that each step stands for: its middle, at most 1."""
 
 
 def quantise(probability: Array) -> Array:
@@ -137,9 +137,9 @@ def confusion(histogram: Array, threshold: Threshold) -> Array:
     return np.stack([wet[..., 1], wet[..., 0], dry[..., 1], dry[..., 0]], axis=-1)
 
 
-def ratio(part: Array, whole: Array, undefined: float) -> Array:
+def ratio(part: Array, total: Array, undefined: float) -> Array:
     """Divide, with a value of choice where the divisor is 0."""
-    return np.divide(part, whole, out=np.full(np.shape(part), undefined, np.float64), where=np.asarray(whole) > 0)
+    return np.divide(part, total, out=np.full(np.shape(part), undefined, np.float64), where=np.asarray(total) > 0)
 
 
 def iou(counts: Array) -> Array:
@@ -216,8 +216,8 @@ def thresholds_of(shards: Sequence[str], view: View, histograms: Mapping[str, Ar
     best = best_thresholds if view.threshold == "tuned_per_region_and_lead" else best_threshold
     places = {shard: shard.partition("/")[2] for shard in shards}
     return {
-        shard: best([histograms[place]] if place in histograms else list(histograms.values()))
-        for shard, place in places.items()
+        shard: best([histograms[year_region]] if year_region in histograms else list(histograms.values()))
+        for shard, year_region in places.items()
     }
 
 
@@ -410,8 +410,8 @@ def paired_difference(a: Sequence[Counts], b: Sequence[Counts], draws: int = 200
 
     """
     difference, drawn = [], []
-    for whole, resampled in drawn_anew(side_by_side(a, b), draws, seed):
-        difference.append(np.subtract(*np.moveaxis(iou(whole), -1, 0)))
+    for original, resampled in drawn_anew(side_by_side(a, b), draws, seed):
+        difference.append(np.subtract(*np.moveaxis(iou(original), -1, 0)))
         drawn.append(np.subtract(*np.moveaxis(iou(resampled), -1, 0)))
     return bootstrap_of(np.mean(difference, axis=0), np.mean(drawn, axis=0).mean(axis=1))
 

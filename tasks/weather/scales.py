@@ -28,9 +28,9 @@ class Reduced:
     """A reduced setting: what becomes of a row."""
 
     overrides: Mapping[str, object]
-    """What every run changes."""
+    """Changes to every run."""
     defaults: Mapping[str, object] = field(default_factory=dict, kw_only=True)
-    """What every run changes whose row does not say otherwise."""
+    """Changes to every run whose row does not set these fields itself."""
     models: Mapping[str, Mapping[str, object]]
     """Model -> what its rows change; a model that is not named is not run."""
     kept: Collection[str] | None = None
@@ -173,8 +173,8 @@ QUICK = Reduced(
         "retrieval": {**TINY["retrieval"], "steps": 100, "epochs": 2},
     },
     kept={
-        each.label
-        for each in (
+        row.label
+        for row in (
             OFFICIAL_ROW,
             BASELINE_IMPROVED,
             SWIN_BCE,

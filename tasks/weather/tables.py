@@ -28,7 +28,7 @@ IMPROVED = {"model.attention": True, "model.activation": "rrelu", "model.normali
 SWIN: Mapping[str, object] = {**PAPER_SWIN, "model.checkpointing": True, "batch": 7, "epochs": 4}
 BELIEF = {"optimizer": "adabelief"}
 RIGHT = {"crop": "centre", "mask": "exclude"}
-"""What `PAPER` has wrong, put right."""
+"""Corrections of `PAPER`."""
 
 OFFICIAL = {**UNET, "patience": 20}
 TRAIN_ALL = {**UNET, **ALL, "epochs": 54}
@@ -148,13 +148,13 @@ OURS = [
     CONTEXT_CALIBRATED,
 ]
 HONEST = tuple(
-    each.label
-    for each in (*SUBMISSIONS, *OURS)
-    if each.overrides
-    and each.overrides.get("train_on") != "training_and_validation"
-    and not (each.view or {}).get("threshold")
-    and not (each.view or {}).get("calibration")
-    and each.label not in (ALL_DRY.label, ALL_RAIN.label)
+    table_row.label
+    for table_row in (*SUBMISSIONS, *OURS)
+    if table_row.overrides
+    and table_row.overrides.get("train_on") != "training_and_validation"
+    and not (table_row.view or {}).get("threshold")
+    and not (table_row.view or {}).get("calibration")
+    and table_row.label not in (ALL_DRY.label, ALL_RAIN.label)
 )
 """Rows whose validation scores say something of a forecast at 0.5: not those that trained on the validation set."""
 
@@ -164,7 +164,7 @@ TABLE1 = Table(
         *SUBMISSIONS,
         Combined(
             label="take best prediction per region",
-            of=tuple(each.label for each in SUBMISSIONS),
+            of=tuple(table_row.label for table_row in SUBMISSIONS),
             combine=best_by_test,
             published=published(0.291, 0.303, 0.278),
         ),
@@ -203,7 +203,7 @@ OUR_VOTERS = [
 
 def labels(rows: list[Row]) -> tuple[str, ...]:
     """Return the labels of rows."""
-    return tuple(each.label for each in rows)
+    return tuple(table_row.label for table_row in rows)
 
 
 VOTE = Combined(

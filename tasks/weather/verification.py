@@ -20,7 +20,7 @@ from retable.tasks.weather.config import STEPS
 from retable.tasks.weather.metrics import BINS, MIDDLES, Summaries, Threshold, contingency
 
 SCORES = ("IoU", "POD", "FAR", "bias")
-"""What `metrics.contingency` returns: CSI, probability of detection, false alarm ratio, frequency bias."""
+"""Scores that `metrics.contingency` returns: CSI, probability of detection, false alarm ratio, frequency bias."""
 THRESHOLDS = np.arange(1, STEPS) / STEPS
 """At which `Verification.by_threshold` has the IoU."""
 DRAWS = 500
@@ -64,13 +64,13 @@ def banded(
         draws: how often to resample.
         seed: of the resampling; forecasts of the same sequences are drawn alike.
     """
-    whole, drawn = zip(*metrics.drawn_anew(tables, draws, seed), strict=True)
+    original, drawn = zip(*metrics.drawn_anew(tables, draws, seed), strict=True)
 
     def read(parts: Sequence[Array]) -> Array:
         sums = [np.sum(parts, axis=0)] if pooled else parts
         return known_mean(np.stack([known_mean(score(part), 1) for part in sums]), 0)
 
-    value, samples = read([part[None] for part in whole])[0], read(drawn)
+    value, samples = read([part[None] for part in original])[0], read(drawn)
     single = all(table.shape[1] < 2 for table in tables.values())
     undefined = np.isnan(samples).all(axis=0) | single
     low, high = np.nanpercentile(np.where(undefined, 0, samples), [2.5, 97.5], axis=0)
