@@ -72,7 +72,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     },
     "paper": {},
 }
-"""Changes by a preset, before the options: none named, what looks best soonest; gatys, Gatys et al. 2016 (alpha / beta =
+"""Changes by a preset before the options: none named, what looks best soonest; gatys, Gatys et al. 2016 (alpha / beta =
 1e-3, from noise); johnson, the optimisation that Johnson et al. 2016 compare with; paper, the rows of Shen and Wang."""
 
 
