@@ -33,7 +33,7 @@ GAP, RESTART = 0.015, 3600.0
 SILENCE, LEAST = 10.0, 60.0
 """Silence in gaps, at most, over what was decoded so far, or over so many seconds: broken clocks jump anywhere."""
 TAGS = (b"ID3", b"TAG", b"APETAGEX", b"Xing", b"Info", b"VBRI", b"LAME")
-"""What an MP3 holds besides sound, at the start and where files were joined."""
+"""Marks of the data that an MP3 holds besides sound, at the start and where files were joined."""
 
 
 class UnreadableError(ValueError):
@@ -113,30 +113,30 @@ def _frames(path: Path, file: Any, clock: _Clock) -> Iterator[tuple[Any, Any]]:
     import av
 
     begins: int | None = 0
-    place = yield from _link(file, clock)
-    while place is not None and begins is not None and (begins := _next_ogg(path, begins + place)) is not None:
+    offset = yield from _link(file, clock)
+    while offset is not None and begins is not None and (begins := _next_ogg(path, begins + offset)) is not None:
         try:
             with Slice(path, begins) as source, av.open(source, options=OPTIONS) as rest:
-                place = (yield from _link(rest, clock)) if rest.streams.audio else None
+                offset = (yield from _link(rest, clock)) if rest.streams.audio else None
         except av.FFmpegError:  # no stream begins there
             return
 
 
 def _link(file: Any, clock: _Clock) -> Generator[tuple[Any, Any], None, int | None]:
-    """Yield the frames of one stream; return the place where another one follows, or None."""
+    """Yield the frames of one stream; return the offset from which another one follows, or None."""
     import av
 
-    packets, place = file.demux(file.streams.audio[0]), 0
+    packets, offset = file.demux(file.streams.audio[0]), 0
     while True:
         try:
             packet = next(packets, None)
         except av.error.PatchWelcomeError:
-            return place
+            return offset
         except av.FFmpegError:  # the file ends in the middle of something
             return None
         if packet is None:
             return None
-        place = packet.pos or place
+        offset = packet.pos or offset
         try:
             frames = packet.decode()
         except av.FFmpegError:
@@ -148,11 +148,11 @@ def _link(file: Any, clock: _Clock) -> Generator[tuple[Any, Any], None, int | No
                 yield packet, frame
 
 
-def _next_ogg(path: Path, place: int) -> int | None:
+def _next_ogg(path: Path, offset: int) -> int | None:
     """Return where the next stream of an Ogg begins; None where none does."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found = data.find(b"OggS\0\2", place + 1)
-    return None if found < 0 else found
+        begins = data.find(b"OggS\0\2", offset + 1)
+    return None if begins < 0 else begins
 
 
 def _floats(frame: Any) -> Float32[np.ndarray, "samples channels"]:
@@ -198,8 +198,8 @@ def opened(path: Path) -> Iterator[Sound]:
         is_guess = name in (*BARE, "mpeg", "mpegts") and not (name == "mp3" and _has_count(path))
         seconds *= caf_share(path) if name == "caf" else 1.0
         if file.streams.video:  # which may last longer than the sound
-            known = float(track.duration * track.time_base) if track.duration and track.time_base else 0.0
-            is_guess, seconds = is_guess or not known, known or seconds
+            track_seconds = float(track.duration * track.time_base) if track.duration and track.time_base else 0.0
+            is_guess, seconds = is_guess or not track_seconds, track_seconds or seconds
         yield Sound(name.upper(), seconds, is_guess, int(track.rate), int(track.channels), path, file)
 
 

@@ -53,7 +53,7 @@ HEADS = (b"RIFF", b"RIFX", b"RF64", b"riff", b"FORM", b".snd", b"caff")
 CUT = re.compile(r"(?:data|SSND|Data Size|riff|Riff size)\s*: (\d+) \(should be (\d+)\)")
 """libsndfile on a file that was cut off: bytes that its header says, and that are there. Of RF64 and W64 all bytes."""
 PLAIN = ("PCM_", "FLOAT", "DOUBLE", "ULAW", "ALAW")
-"""How libsndfile's names of uncompressed encodings begin."""
+"""Prefixes of libsndfile's names of uncompressed encodings."""
 RATES = (1000, 768_000)
 """Sample rates of sound; a header with others is broken."""
 ENDLESS = 1 << 40
@@ -163,8 +163,8 @@ def decode(
     if not runs and time:
         raise UserError(f"{path}: ends after {time:g} s, before {start:g} s")
     _check_heard(path, remarks)
-    whole = np.concatenate([_resampled(np.concatenate(parts), rate) for rate, parts in runs])
-    clipped: Float32[np.ndarray, " samples"] = np.clip(whole, -1.0, 1.0)
+    waveform = np.concatenate([_resampled(np.concatenate(parts), rate) for rate, parts in runs])
+    clipped: Float32[np.ndarray, " samples"] = np.clip(waveform, -1.0, 1.0)
     return clipped
 
 
@@ -175,7 +175,7 @@ class Remarks:
     lost: list[tuple[float, float]] = field(default_factory=list)
     """Seconds, from and to, that are missing or cannot be decoded; silence stands for them."""
     mislabelled: str = ""
-    """What it is, where its name says otherwise."""
+    """Container of the file if its name says otherwise; else ""."""
     promised: float = 0.0
     """Seconds that its header says it holds; 0 where it says nothing."""
     seconds: float = 0.0
@@ -204,29 +204,29 @@ class Remarks:
 
     def lines(self) -> list[str]:
         """Return a clause for each thing that is odd; nothing where nothing is."""
-        found = [f"mislabelled, it is {self.mislabelled}"] if self.mislabelled else []
-        found += _gap_lines(self.lost)
+        clauses = [f"mislabelled, it is {self.mislabelled}"] if self.mislabelled else []
+        clauses += _gap_lines(self.lost)
         if self.promised > self.seconds + SHORT:
-            found.append(f"truncated: holds {self.seconds:.1f} s, its header says {self.promised:.1f} s")
+            clauses.append(f"truncated: holds {self.seconds:.1f} s, its header says {self.promised:.1f} s")
         if self.unheard:
-            found.append(f"{self.unheard:,} bytes behind its sound are not heard")
+            clauses.append(f"{self.unheard:,} bytes behind its sound are not heard")
         if self.numberless:
-            found.append(f"{self.numberless} values are no numbers; heard as silence")
+            clauses.append(f"{self.numberless} values are no numbers; heard as silence")
         if defect := self.defect():
-            found.append(defect)
+            clauses.append(defect)
         if self.cancels:
-            found.append("its channels cancel each other; the first is heard")
+            clauses.append("its channels cancel each other; the first is heard")
         if self.clipped > CLIPPED * max(self.samples, 1):
-            found.append(f"clipped: {self.clipped / self.samples:.0%} of its samples are at full scale")
-        return found
+            clauses.append(f"clipped: {self.clipped / self.samples:.0%} of its samples are at full scale")
+        return clauses
 
 
 def _gap_lines(lost: list[tuple[float, float]]) -> list[str]:
     """Return a clause for each gap; where there are many, for the first ones, and one for all others."""
-    found = [f"{_clock(start)} to {_clock(stop)} cannot be decoded; heard as silence" for start, stop in lost[:GAPS]]
+    clauses = [f"{_clock(start)} to {_clock(stop)} cannot be decoded; heard as silence" for start, stop in lost[:GAPS]]
     if rest := lost[GAPS:]:
-        found.append(f"{len(rest)} gaps more, of {sum(stop - start for start, stop in rest):.1f} s in all")
-    return found
+        clauses.append(f"{len(rest)} gaps more, of {sum(stop - start for start, stop in rest):.1f} s in all")
+    return clauses
 
 
 def _clock(seconds: float) -> str:
@@ -316,12 +316,12 @@ def _opened(path: Path, remarks: Remarks | None = None, start: float = 0.0) -> I
     _check_regular(path)
     try:
         with _by_libsndfile(path, start, remarks) or _by_ffmpeg(path, remarks) as sound:
-            said = sound.header
-            if not RATES[0] <= said.rate <= RATES[1]:
-                raise UserError(f"{path}: corrupt, its header says {said.rate} samples a second; {REMEDY}")
-            wanted = SUFFIXES.get(path.suffix.lower(), (said.container,))
-            remarks.mislabelled = "" if said.container in wanted else said.container
-            remarks.promised = 0.0 if said.is_guess else said.seconds
+            file_header = sound.header
+            if not RATES[0] <= file_header.rate <= RATES[1]:
+                raise UserError(f"{path}: corrupt, its header says {file_header.rate} samples a second; {REMEDY}")
+            wanted = SUFFIXES.get(path.suffix.lower(), (file_header.container,))
+            remarks.mislabelled = "" if file_header.container in wanted else file_header.container
+            remarks.promised = 0.0 if file_header.is_guess else file_header.seconds
             yield sound
     except ffmpeg.UnreadableError as error:
         raise UserError(f"{path}: {_what(path) or error}; {REMEDY}") from error
@@ -329,12 +329,12 @@ def _opened(path: Path, remarks: Remarks | None = None, start: float = 0.0) -> I
 
 def _check_regular(path: Path) -> None:
     try:
-        said = path.stat()
+        status = path.stat()
     except OSError as error:
         raise UserError(f"{path}: missing; put it back or take it out of the list") from error
-    if why := irregular(said.st_mode):
+    if why := irregular(status.st_mode):
         raise UserError(f"{path}: {why}; {REMEDY}")
-    if not said.st_size:
+    if not status.st_size:
         raise UserError(f"{path}: empty (0 bytes); {REMEDY}")
 
 
@@ -348,8 +348,8 @@ def irregular(mode: int) -> str:
 @contextmanager
 def _by_ffmpeg(path: Path, remarks: Remarks) -> Iterator[_Sound]:
     with ffmpeg.opened(path) as sound:
-        said = Header(sound.seconds, sound.rate, sound.channels, sound.container, sound.is_guess)
-        yield _Sound(said, 0.0, sound.blocks(remarks.lost))
+        file_header = Header(sound.seconds, sound.rate, sound.channels, sound.container, sound.is_guess)
+        yield _Sound(file_header, 0.0, sound.blocks(remarks.lost))
 
 
 def _by_libsndfile(path: Path, start: float, remarks: Remarks) -> AbstractContextManager[_Sound] | None:
@@ -374,8 +374,8 @@ def _by_libsndfile(path: Path, start: float, remarks: Remarks) -> AbstractContex
                         return None
                     unheard += part.ends - part.begins
             remarks.unheard = unheard
-            whole = replace(headers[0], seconds=sum(header.seconds for header in headers))
-            return nullcontext(_Sound(whole, 0.0, _read_parts(path, heard)))
+            joint_header = replace(headers[0], seconds=sum(header.seconds for header in headers))
+            return nullcontext(_Sound(joint_header, 0.0, _read_parts(path, heard)))
         sound = soundfile.SoundFile(str(path))
     except (OSError, soundfile.LibsndfileError, RuntimeError, TypeError):
         return None
@@ -412,9 +412,9 @@ def _part(path: Path, part: chunks.Part) -> Iterator[tuple[soundfile.SoundFile, 
 def _read(file: soundfile.SoundFile, start: float) -> Iterator[_Sound]:
     with file:
         rate, first = file.samplerate, 0
-        whole = CUT.search(file.extra_info)
-        is_cut = whole and int(whole[1]) < chunks.UNKNOWN
-        seconds = file.frames / rate * (int(whole[1]) / max(int(whole[2]), 1) if whole and is_cut else 1.0)
+        cut = CUT.search(file.extra_info)
+        is_cut = cut and int(cut[1]) < chunks.UNKNOWN
+        seconds = file.frames / rate * (int(cut[1]) / max(int(cut[2]), 1) if cut and is_cut else 1.0)
         if start:
             first = min(round(start * rate), file.frames)
             file.seek(first)
@@ -437,8 +437,8 @@ def _what(path: Path) -> str:
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     named = "mislabelled" if path.suffix.lower() in SUFFIXES else "not a sound file"
-    known = {b"\x89PNG": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture", b"PK\x03\x04": "a ZIP archive"}
-    for magic, name in known.items():
+    signatures = {b"\x89PNG": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture", b"PK\x03\x04": "a ZIP archive"}
+    for magic, name in signatures.items():
         if head.startswith(magic):
             return f"{named}, it is {name}"
     if not set(head) & {*range(9), *range(14, 27)}:

@@ -38,7 +38,7 @@ WAVCAPS = {
 """Folder -> its table, and how its sources are called."""
 FILE_COLUMNS = ("file", "file_name", "filename", "path", "audio")
 CAPTION = r"captions?(_\d+)?"
-"""How columns of captions are called."""
+"""Pattern of the names of caption columns."""
 SHARES = {"test": 0.1, "validation": 0.1}
 """Of one's own recordings that no column deals out."""
 SPLIT_NAMES = {
@@ -55,16 +55,16 @@ class Entry:
     file: str
     """Its name in the layout."""
     path: Path | None
-    """Where it lies; None: there is no such file."""
+    """Path on disk; None: there is no such file."""
     title: str
-    """What its author called it: two recordings of one title are probably the same sound."""
+    """Title by its author: two recordings of one title are probably the same sound."""
     corpus: str
     split: str
     source: str
     captions: tuple[str, ...]
     keywords: str = ""
     remark: str = ""
-    """What the tables leave open about it; "" where nothing."""
+    """Questions that the tables leave open about it; "" if none."""
 
 
 def normalised(name: str) -> str:
@@ -87,10 +87,10 @@ def challenge(root: Path) -> list[Entry]:
         UserError: where there is none of the three, or a table is missing or broken.
     """
     readers = {"clotho": clotho, "audiocaps": audiocaps, "wavcaps": wavcaps}
-    there = [name for name in readers if (root / name).is_dir()]
-    if not there:
+    present = [name for name in readers if (root / name).is_dir()]
+    if not present:
         raise UserError(f"{root}: none of the folders {', '.join(readers)}; put the unpacked data sets there")
-    return by_split(entry for name in there for entry in readers[name](root / name))
+    return by_split(entry for name in present for entry in readers[name](root / name))
 
 
 def by_split(entries: Iterable[Entry]) -> list[Entry]:
@@ -106,7 +106,7 @@ def clotho(root: Path) -> list[Entry]:
     Raises:
         UserError: where no table of captions is there, or one lacks a column.
     """
-    found = []
+    entries = []
     sounds = sounds_below(root)
     for theirs, split in CLOTHO.items():
         table = _first(root, f"clotho_captions_{theirs}.csv")
@@ -114,17 +114,17 @@ def clotho(root: Path) -> list[Entry]:
             continue
         on_disk = Names((path.name, path) for path in sounds if theirs in path.relative_to(root).parts[:-1])
         metadata = _first(root, f"clotho_metadata_{theirs}.csv")
-        said = (
+        metadata_rows = (
             Names((row["file_name"], row) for row in rows(metadata, ["file_name"], lenient=True)) if metadata else None
         )
         for row in rows(table, ["file_name", "caption_1"]):
-            about, unknown = said.find(row["file_name"]) if said else (None, "")
+            about, unknown = metadata_rows.find(row["file_name"]) if metadata_rows else (None, "")
             about, (path, missing) = about or {}, on_disk.find(row["file_name"])
             open_questions = [
                 *([f"its metadata may be of {unknown}: none is taken"] if unknown else []),
                 *([f"may be {missing}: none is taken"] if missing else []),
             ]
-            found.append(
+            entries.append(
                 Entry(
                     file=row["file_name"].strip(),
                     path=path,
@@ -137,9 +137,9 @@ def clotho(root: Path) -> list[Entry]:
                     remark="; ".join(open_questions),
                 )
             )
-    if not found:
+    if not entries:
         raise UserError(f"{root}: no clotho_captions_development.csv (or validation, evaluation); take Zenodo 4783391")
-    return found
+    return entries
 
 
 def freesound_source(about: Mapping[str, str]) -> str:
@@ -169,15 +169,15 @@ def audiocaps(root: Path) -> list[Entry]:
         for table in tables
         for row in rows(table, ["youtube_id", "start_time", "caption"])
     )
-    found = []
+    entries = []
     for (video, start), here in clips.items():
         names = [f"Y{video}", video, f"{video}_{start}", f"Y{video}_{start}"]
         names += [row["audiocap_id"].strip() for row in here if row.get("audiocap_id")]
         path = next((on_disk[name] for name in names if name in on_disk), None)
         captions = tuple(text for row in here if (text := cleaned(row["caption"])))
         file = path.name if path else f"Y{video}"
-        found.append(Entry(file, path, f"Y{video}", "audiocaps", "training", f"youtube:{video}@{start}", captions))
-    return found
+        entries.append(Entry(file, path, f"Y{video}", "audiocaps", "training", f"youtube:{video}@{start}", captions))
+    return entries
 
 
 def wavcaps(root: Path) -> list[Entry]:
@@ -188,7 +188,7 @@ def wavcaps(root: Path) -> list[Entry]:
     Raises:
         UserError: where no table is there, or one is broken.
     """
-    found = []
+    entries = []
     sounds = sounds_below(root)
     for folder, (name, kind) in WAVCAPS.items():
         table = _first(root, name)
@@ -201,7 +201,7 @@ def wavcaps(root: Path) -> list[Entry]:
             title = str(item.get("file_name") or item.get("title") or number)
             video = number.removeprefix("Y") if kind == "youtube" else number
             caption = cleaned(str(item.get("caption") or ""))
-            found.append(
+            entries.append(
                 Entry(
                     file=file,
                     path=on_disk.get(number),
@@ -213,9 +213,9 @@ def wavcaps(root: Path) -> list[Entry]:
                     keywords=";".join(map(str, item["tags"])) if isinstance(item.get("tags"), list) else "",
                 )
             )
-    if not found:
+    if not entries:
         raise UserError(f"{root}: no {', '.join(name for name, _ in WAVCAPS.values())}; take cvssp/WavCaps' json_files")
-    return found
+    return entries
 
 
 def own(table: Path, folder: Path | None = None, before: Mapping[str, str] | None = None) -> list[Entry]:
@@ -244,8 +244,8 @@ def own(table: Path, folder: Path | None = None, before: Mapping[str, str] | Non
         raise UserError(
             f"{table}: the captions of column {other!r} would not be read; call it caption_1, caption_2, ..."
         )
-    places = [folder] if folder else [table.parent, table.with_suffix(""), table.parent / "audio"]
-    on_disk = _below(places)
+    roots = [folder] if folder else [table.parent, table.with_suffix(""), table.parent / "audio"]
+    on_disk = _below(roots)
     listed = [row for row in listed if row[file_column].strip() or _captions(row)]  # Excel's empty last rows
     if nameless := next((_captions(row)[0] for row in listed if not row[file_column].strip()), ""):
         raise UserError(f"{table}: the row with the caption {nameless!r} names no file; write its name, or remove it")
@@ -253,7 +253,7 @@ def own(table: Path, folder: Path | None = None, before: Mapping[str, str] | Non
     for file, here in grouped((row[file_column].strip(), row) for row in listed).items():
         if len(splits := {_split(table, row.get("split", "")) for row in here}) > 1:
             raise UserError(f"{table}: {file} is in {' and in '.join(sorted(splits))}; leave it in one split")
-        path = next((place / file for place in places if isfile(place / file)), None)  # false of too long names as well
+        path = next((root / file for root in roots if isfile(root / file)), None)  # false of too long names as well
         fitting = [path] if path else _fitting(file, on_disk)
         entries.append(
             Entry(
@@ -271,15 +271,15 @@ def own(table: Path, folder: Path | None = None, before: Mapping[str, str] | Non
     return by_split(entries if "split" in columns else _deal(entries, before or {}))
 
 
-def _below(places: Sequence[Path]) -> dict[tuple[str, str], set[Path]]:
+def _below(folders: Sequence[Path]) -> dict[tuple[str, str], set[Path]]:
     """Return the sounds below folders by their normalised path there, by their name, and by their normalised name."""
-    found: dict[tuple[str, str], set[Path]] = {}
-    for place in places:
-        for path in filter(is_sound, place.rglob("*") if place.is_dir() else ()):
-            relative = "/".join(map(normalised, path.relative_to(place).parts))
+    sounds: dict[tuple[str, str], set[Path]] = {}
+    for folder in folders:
+        for path in filter(is_sound, folder.rglob("*") if folder.is_dir() else ()):
+            relative = "/".join(map(normalised, path.relative_to(folder).parts))
             for key in (("path", relative), ("name", path.name), ("loose", normalised(path.name))):
-                found.setdefault(key, set()).add(path)
-    return found
+                sounds.setdefault(key, set()).add(path)
+    return sounds
 
 
 def _either(fitting: Sequence[Path], beside: Path) -> str:
@@ -410,15 +410,15 @@ def rows(table: Path, columns: Sequence[str], lenient: bool = False) -> list[dic
     names = [name.strip().lower() for name in listed[0][1]] if listed else []
     if twice := next((name for name in names if re.fullmatch(CAPTION, name) and names.count(name) > 1), ""):
         raise UserError(f"{table}: has two columns {twice!r}; call them caption_1, caption_2, ...")
-    found = []
+    records = []
     for number, cells in listed[1:]:
         if any(cell.strip() for cell in cells[len(names) :]):
             remedy = f"put text that holds {delimiter!r} into double quotes"
             raise UserError(f"{table}: line {number} has more cells than the header; {remedy}")
-        found.append(dict(zip_longest(names, cells[: len(names)], fillvalue="")))
+        records.append(dict(zip_longest(names, cells[: len(names)], fillvalue="")))
     if absent := [column for column in columns if column not in names]:
         raise UserError(f"{table}: no column {', '.join(absent)}; it has {', '.join(names) or 'none'}")
-    return found
+    return records
 
 
 def _json_items(table: Path) -> list[dict[str, Any]]:
@@ -428,8 +428,8 @@ def _json_items(table: Path) -> list[dict[str, Any]]:
             raise ValueError("data is no list of objects with an id")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{table}: not a table of WavCaps ({error!r}); download it again") from error
-    found: list[dict[str, Any]] = items
-    return found
+    checked: list[dict[str, Any]] = items
+    return checked
 
 
 def _captions(row: Mapping[str, str]) -> tuple[str, ...]:

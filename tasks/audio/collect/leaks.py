@@ -87,7 +87,7 @@ def read_listed(folder: Storage) -> frozenset[int]:
 
 def same_source(recordings: Sequence[Recording]) -> list[Leak]:
     """Return training recordings whose source is that of a held-out one; of a video any part counts."""
-    return _equal([origin(each) for each in recordings], recordings, "source")
+    return _equal([origin(recording) for recording in recordings], recordings, "source")
 
 
 def same_title(recordings: Sequence[Recording], titles: Sequence[str]) -> list[Leak]:
@@ -98,18 +98,22 @@ def same_title(recordings: Sequence[Recording], titles: Sequence[str]) -> list[L
 def listed(recordings: Sequence[Recording], excluded: frozenset[str]) -> list[Leak]:
     """Return training recordings whose source is on a list of exclusions (`read_exclusions`)."""
     return [
-        Leak(each.recording, None, "list")
-        for each in recordings
-        if each.split == "training" and origin(each) in excluded
+        Leak(recording.recording, None, "list")
+        for recording in recordings
+        if recording.split == "training" and origin(recording) in excluded
     ]
 
 
 def _equal(keys: Sequence[str], recordings: Sequence[Recording], sign: str) -> list[Leak]:
-    held = {key: each.recording for key, each in zip(keys, recordings, strict=True) if key and each.split != "training"}
+    held = {
+        key: recording.recording
+        for key, recording in zip(keys, recordings, strict=True)
+        if key and recording.split != "training"
+    }
     return [
-        Leak(each.recording, held[key], sign)
-        for key, each in zip(keys, recordings, strict=True)
-        if each.split == "training" and key in held
+        Leak(recording.recording, held[key], sign)
+        for key, recording in zip(keys, recordings, strict=True)
+        if recording.split == "training" and key in held
     ]
 
 
@@ -130,14 +134,14 @@ def read_exclusions(path: Path, report: Callable[[str], None] = lambda line: Non
         raise UserError(f"{path}: cannot be read as a list of exclusions ({error})") from error
     if not values:
         raise UserError(f"{path}: no Freesound or YouTube ids; give a CSV with a column of ids, or WavCaps' JSON")
-    found = [_source(value, kinds) for value, kinds in values]
-    if number := found.count(""):
-        other, rest = values[found.index("")][0], len(values) - number
+    sources = [_source(value, kinds) for value, kinds in values]
+    if number := sources.count(""):
+        other, rest = values[sources.index("")][0], len(values) - number
         if rest < number:
             why = f"only {rest} of {len(values)} values are Freesound or YouTube ids; {other!r} is none"
             raise UserError(f"{path}: cannot be read as a list of exclusions ({why})")
         report(f"{path}: {number} of {len(values)} values are no ids and exclude nothing; the first: {other!r}")
-    return frozenset(source for source in found if source)
+    return frozenset(source for source in sources if source)
 
 
 def _json_values(content: Any) -> list[tuple[str, Sequence[str]]]:
@@ -175,8 +179,8 @@ def _csv_values(text: str) -> list[tuple[str, Sequence[str]]]:
 def _source(value: str, kinds: Sequence[str]) -> str:
     """Return the source that an id or a URL is of, the first of some kinds; "" where it is none."""
     bare = value.removesuffix(".wav").removesuffix(".flac")
-    found = ((kind, ID[kind].fullmatch(bare)) for kind in kinds)
-    return next((f"{kind}:{match[1] or match[2]}" for kind, match in found if match), "")
+    matches = ((kind, ID[kind].fullmatch(bare)) for kind in kinds)
+    return next((f"{kind}:{match[1] or match[2]}" for kind, match in matches if match), "")
 
 
 def fingerprint(
@@ -229,9 +233,9 @@ class HeldOut:
             return None
         for owner, shift in self._alignments(bits, margins, places):
             held = self._bits[owner]
-            there = places + shift
-            both = (there >= 0) & (there < len(held))
-            if _agree(np.bitwise_count(bits[places[both]] ^ held[there[both]])):
+            shifted = places + shift
+            both = (shifted >= 0) & (shifted < len(held))
+            if _agree(np.bitwise_count(bits[places[both]] ^ held[shifted[both]])):
                 return owner
         return None
 

@@ -34,9 +34,9 @@ TABLE = "recordings.parquet"
 LEFT_OUT = "left_out.json"
 """A line for each recording that could not be decoded."""
 BEFORE = "before.json"
-"""What `dataset.json` said, while an import replaces it."""
+"""Content of the earlier `dataset.json`, while an import replaces it."""
 REMARKS = "remarks.json"
-"""What is odd about recordings that were decoded: a line each."""
+"""Oddities of the recordings that were decoded: a line each."""
 SHARD = 64 << 20
 """Bytes of sound in a shard, about."""
 GROUP = 1 << 20
@@ -74,7 +74,7 @@ class Recording:
     split: str
     """training, validation or test."""
     source: str
-    """Where the sound comes from, such as `freesound:12345`; "" where unknown. Equal ones are the same sound."""
+    """Origin of the sound, such as `freesound:12345`; "" if unknown. Equal ones are the same sound."""
     seconds: float
     captions: tuple[str, ...]
     keywords: str = ""
@@ -124,7 +124,9 @@ def read_info(folder: Storage) -> dict[str, Any]:
 
 def write_recordings(folder: Storage, recordings: Sequence[Recording]) -> None:
     """Write the table of recordings."""
-    table = pa.table({name: [getattr(each, name) for each in recordings] for name in RECORDING.names}, RECORDING)
+    table = pa.table(
+        {name: [getattr(recording, name) for recording in recordings] for name in RECORDING.names}, RECORDING
+    )
     _write_table(folder, TABLE, table, len(recordings))
 
 
@@ -163,7 +165,7 @@ class Written:
     left_out: list[str]
     """A line for each recording that could not be decoded."""
     remarks: list[str]
-    """What is odd about recordings that were, a line each."""
+    """Oddities of the recordings that could be decoded, a line each."""
     places: list[int]
     """Each recording's place among the items."""
 
@@ -203,15 +205,15 @@ def write_shards(
             split = plan[0][0].split
             file = f"{split}-{len(written.shards[split]):05d}.parquet"
             path, first, own = f"audio/{file}", len(written.recordings), stamps[done : done + len(plan)]
-            recordings, said = _write_shard(folder, path, features, plan, own, first, work)
+            recordings, metadata = _write_shard(folder, path, features, plan, own, first, work)
             if recordings:
                 written.shards[split].append(file)
                 written.starts[file] = first
-                written.sounds[file] = said["sound"]
+                written.sounds[file] = metadata["sound"]
             written.recordings.extend(recordings)
-            written.left_out.extend(said["broken"].values())
-            written.remarks.extend(said.get("odd", ()))
-            written.places.extend(done + place for place in range(len(plan)) if str(place) not in said["broken"])
+            written.left_out.extend(metadata["broken"].values())
+            written.remarks.extend(metadata.get("odd", ()))
+            written.places.extend(done + index for index in range(len(plan)) if str(index) not in metadata["broken"])
             done += len(plan)
             show(done, len(everything))
     if not written.recordings:
@@ -266,7 +268,7 @@ def finish(
 
 def digest(recordings: Iterable[Recording], sounds: Iterable[str]) -> str:
     """Return the SHA-256 of what is known of recordings, and of words that stand for their sound."""
-    lines = (json.dumps(asdict(each), sort_keys=True) for each in recordings)
+    lines = (json.dumps(asdict(recording), sort_keys=True) for recording in recordings)
     return hashlib.sha256("\n".join((*lines, *sounds)).encode()).hexdigest()
 
 
@@ -288,7 +290,7 @@ def _plans(items: Sequence[Item]) -> Iterator[list[Item]]:
 Kept = tuple[float, bytes, tuple[str, ...]] | UserError
 """A recording's seconds, what is kept of its sound and what is odd about it; or why it could not be decoded."""
 Work = Callable[[Callable[[Decoder], Kept], Sequence[Decoder]], Iterator[Kept]]
-"""What maps a function over decoders, in order."""
+"""A function that maps another one over decoders, in order."""
 
 
 @contextmanager
@@ -323,29 +325,31 @@ def _write_shard(
     sound.
     """
     wanted = f"{digest([recording for recording, _ in plan], stamps)} {features} {first}"
-    said = _said(folder, path)
-    if said.get("wanted") != wanted:
-        said = {"wanted": wanted, "seconds": [], "broken": {}, "odd": []}
+    metadata = _said(folder, path)
+    if metadata.get("wanted") != wanted:
+        metadata = {"wanted": wanted, "seconds": [], "broken": {}, "odd": []}
         sounds = []
-        for place, kept in enumerate(work(partial(_keep, features), [decode for _, decode in plan])):
+        for index, kept in enumerate(work(partial(_keep, features), [decode for _, decode in plan])):
             if isinstance(kept, UserError):
-                said["broken"][str(place)] = str(kept)
+                metadata["broken"][str(index)] = str(kept)
                 continue
-            said["seconds"].append(kept[0])
+            metadata["seconds"].append(kept[0])
             sounds.append(kept[1])
-            said["odd"] += kept[2]
-        said["sound"] = _sha256(sounds)
+            metadata["odd"] += kept[2]
+        metadata["sound"] = _sha256(sounds)
         if sounds:
             folder.remove("dataset.json")  # it is no longer that of the shards
             numbers = np.arange(first, first + len(sounds))
             table = pa.table({"recording": numbers, "audio": pa.array(sounds, pa.binary())})
-            table = table.replace_schema_metadata({"shard": json.dumps(said)})
+            table = table.replace_schema_metadata({"shard": json.dumps(metadata)})
             rows = max(1, GROUP * len(sounds) // max(sum(map(len, sounds)), 1))
             _write_table(folder, path, table, rows)
-    left = [recording for place, (recording, _) in enumerate(plan) if str(place) not in said["broken"]]
-    numbered = zip(left, said["seconds"], strict=True)
-    written = [replace(each, recording=first + n, seconds=seconds) for n, (each, seconds) in enumerate(numbered)]
-    return written, said
+    left = [recording for index, (recording, _) in enumerate(plan) if str(index) not in metadata["broken"]]
+    numbered = zip(left, metadata["seconds"], strict=True)
+    written = [
+        replace(original, recording=first + n, seconds=seconds) for n, (original, seconds) in enumerate(numbered)
+    ]
+    return written, metadata
 
 
 def _sha256(parts: Sequence[bytes | pa.Buffer]) -> str:
@@ -371,11 +375,11 @@ def _said(folder: Storage, path: str) -> dict[str, Any]:
     """Return what a shard says of itself; nothing where it is missing or damaged."""
     try:
         table = folder.read_table(path, page_checksum_verification=True)
-        said: dict[str, Any] = json.loads(table.schema.metadata[b"shard"])
-        whole = _sha256([each.as_buffer() for each in table["audio"]]) == said["sound"]
+        metadata: dict[str, Any] = json.loads(table.schema.metadata[b"shard"])
+        is_intact = _sha256([sound.as_buffer() for sound in table["audio"]]) == metadata["sound"]
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError):
         return {}
-    return said if whole else {}
+    return metadata if is_intact else {}
 
 
 def _mel(waveform: Waveform) -> Float16[np.ndarray, "frames 128"]:
@@ -441,10 +445,10 @@ class AudioShards:
         def read(file: pq.ParquetFile, ends: Array) -> Array:
             group = int(np.searchsorted(ends, row, "right"))
             table = file.read_row_group(group)
-            place = row - (int(ends[group - 1]) if group else 0)
-            if table["recording"][place].as_py() != recording:
+            index = row - (int(ends[group - 1]) if group else 0)
+            if table["recording"][index].as_py() != recording:
                 raise IndexError(recording)
-            return np.frombuffer(table["audio"][place].as_buffer(), self._type)
+            return np.frombuffer(table["audio"][index].as_buffer(), self._type)
 
         return self._reading(self._files[shard], read)
 
