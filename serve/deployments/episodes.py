@@ -157,8 +157,8 @@ class Stage:
         except ModuleNotFoundError as error:
             raise Problem(501, "no simulator here: the server has no gymnasium[mujoco]") from error
         except UserError as error:  # what the simulator says of itself may name its files
-            known = "/" not in str(error)
-            raise Problem(501, str(error) if known else "the environment cannot be built here") from error
+            public = "/" not in str(error)
+            raise Problem(501, str(error) if public else "the environment cannot be built here") from error
         except Stopped as error:
             detail = f"not played within {self.limits.episode_seconds:g} s; ask for fewer steps"
             raise Problem(503, detail, wait=5) from error

@@ -27,7 +27,7 @@ from retable.serve.ingress.replies import Json, Problem, Reply, json_reply, kind
 
 FOLDER = "served/jobs"
 ID = re.compile(r"[A-Za-z0-9_-]{22}")
-"""What jobs are called: 128 random bits."""
+"""Pattern of a job's id: 128 random bits."""
 _OVER = ("done", "failed", "cancelled")
 CLEANING = 600.0
 """Seconds between two looks for jobs that are too old, while none is painted."""
@@ -50,11 +50,11 @@ class Job:
     frames: int = 0
     total: int = 0
     detail: str = ""
-    """Why it failed."""
+    """Reason why the job failed."""
     notes: tuple[str, ...] = ()
-    """What is lost in the result: a file that ended too early, sound that the container cannot hold."""
+    """Losses in the result: a file that ended too early, sound that the container cannot hold."""
     begun: float = 0.0
-    """When the first frame was done, by this machine's clock."""
+    """Time at which the first frame was done, in seconds of this machine's monotonic clock."""
 
 
 class VideoQueue:
@@ -110,8 +110,8 @@ class VideoQueue:
             if id in self.jobs:
                 return self._status(self.jobs[id])
             self._clean()
-            there = len(self.arriving) + sum(job.state not in _OVER for job in self.jobs.values())
-            if there > self.limits.jobs_waiting:
+            waiting = len(self.arriving) + sum(job.state not in _OVER for job in self.jobs.values())
+            if waiting > self.limits.jobs_waiting:
                 detail = f"{self.limits.jobs_waiting} videos wait; try again in some minutes"
                 raise Problem(503, detail, wait=60)
             self.arriving.add(id)
@@ -255,8 +255,8 @@ class VideoQueue:
         """Remove jobs that are too old, and finished ones beyond the limit."""
         ended = sorted((job for job in self.jobs.values() if job.state in _OVER), key=lambda job: -job.made)
         now = time.time()
-        for place, job in enumerate(ended):
-            if place >= self.limits.jobs_kept or now - job.made > 3600 * self.limits.job_hours:
+        for index, job in enumerate(ended):
+            if index >= self.limits.jobs_kept or now - job.made > 3600 * self.limits.job_hours:
                 self._remove(job)
 
     def _remove(self, job: Job) -> None:

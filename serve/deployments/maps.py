@@ -37,11 +37,11 @@ class Forecast:
     """Probability in steps of 1/200, uint8 (leads, S, S)."""
     region: str
     source: str
-    """Which models made it, in words."""
+    """Models that made the forecast, in words."""
     time: np.datetime64 | None = None
     """Of the last image, UTC, where it is known."""
     caution: str = ""
-    """What the data that the forecasters were trained on do not show."""
+    """Limits of the forecasters' training data: effects that the data do not show."""
     pixel: float | None = None
     """Width of a pixel, metres, where it is known."""
 
@@ -68,19 +68,19 @@ def written(forecast: Forecast, kind: Format, lead: int = 0) -> Reply:
         return Reply(made, "application/x-netcdf")
     file = io.BytesIO()
     if kind == "gif":
-        first, *rest = (drawn(forecast, [place], _SIDE) for place in range(len(forecast.steps)))
+        first, *rest = (drawn(forecast, [step], _SIDE) for step in range(len(forecast.steps)))
         first.save(file, "GIF", save_all=True, append_images=rest, duration=round(1000 * SECONDS), loop=0)
     else:
-        places = [lead // MINUTES - 1] if lead else range(len(forecast.steps))
-        drawn(forecast, places, _SIDE if lead else SMALL).save(file, "PNG")
+        steps = [lead // MINUTES - 1] if lead else range(len(forecast.steps))
+        drawn(forecast, steps, _SIDE if lead else SMALL).save(file, "PNG")
     return Reply(file.getvalue(), f"image/{kind}")
 
 
-def drawn(forecast: Forecast, places: Sequence[int], side: int) -> Image.Image:
+def drawn(forecast: Forecast, steps: Sequence[int], side: int) -> Image.Image:
     """Return maps of lead times beside each other, each with its time; above them the region, below the scale."""
     size = forecast.steps.shape[-1]
     width = size * -(-side // size)  # whole pixels of the screen for each of the map
-    columns, rows = min(COLUMNS, len(places)), -(-len(places) // COLUMNS)
+    columns, rows = min(COLUMNS, len(steps)), -(-len(steps) // COLUMNS)
     font, line = ImageFont.load_default(13), 20
     canvas = Image.new(
         "RGB", (columns * (width + EDGE) + EDGE, rows * (width + line + EDGE) + 2 * line + 3 * EDGE), PAPER
@@ -88,11 +88,11 @@ def drawn(forecast: Forecast, places: Sequence[int], side: int) -> Image.Image:
     pen = ImageDraw.Draw(canvas)
     since = "" if forecast.time is None else f" after {str(forecast.time)[:16].replace('T', ' ')} UTC"
     pen.text((EDGE, EDGE), f"{forecast.region}: probability of rain{since if columns > 1 else ''}", _INK, font)
-    for number, place in enumerate(places):
+    for number, step in enumerate(steps):
         left, top = EDGE + number % COLUMNS * (width + EDGE), line + EDGE + number // COLUMNS * (width + line + EDGE)
-        minutes = MINUTES * (place + 1)
+        minutes = MINUTES * (step + 1)
         pen.text((left, top), f"+{minutes // 60} h {minutes % 60:02d}{since if columns == 1 else ''}", _INK, font)
-        colours = Image.fromarray(table()[forecast.steps[place]])
+        colours = Image.fromarray(table()[forecast.steps[step]])
         canvas.paste(colours.resize((width, width), Image.Resampling.NEAREST), (left, top + line))
     scale(pen, EDGE, canvas.height - line - EDGE // 2, font)
     return canvas

@@ -30,7 +30,7 @@ from retable.tasks.audio.tools.search.search import Index
 
 FOLDER, INDEX = "served/audio/recordings", "served/audio/index"
 SHIPPED = task_folder("audio") / "zoo" / "recordings"
-"""What a fresh machine finds: `zoo/LICENSES.md` says whose they are."""
+"""Recordings that come with the task; `zoo/LICENSES.md` names their owners."""
 STARTS = {".wav": rb"(RIFF|RF64).{4}WAVE", ".flac": rb"fLaC", ".ogg": rb"OggS", ".mp3": rb"ID3|\xff[\xe0-\xff]"}
 """Suffix -> how such files begin."""
 LONGEST = 100

@@ -85,7 +85,7 @@ def numbers(value: object, width: int, most: int) -> Rows:
 
 def answers(questions: Sequence[Question]) -> list[Rows | Exception]:
     """Return the actions of each question; those of one policy share its networks' passes."""
-    return together(questions, actions, lambda each: each.policy, lambda each: len(each.observations), ROWS)
+    return together(questions, actions, lambda request: request.policy, lambda request: len(request.observations), ROWS)
 
 
 def actions(questions: Sequence[Question]) -> list[Rows]:

@@ -71,18 +71,18 @@ def together(
         most: of those that go together; a larger request goes alone.
     """
     groups: dict[Hashable, list[list[int]]] = {}
-    for place, request in enumerate(requests):
+    for index, request in enumerate(requests):
         group = groups.setdefault(key(request), [[]])
-        if group[-1] and sum(size(requests[other]) for other in (*group[-1], place)) > most:
+        if group[-1] and sum(size(requests[other]) for other in (*group[-1], index)) > most:
             group.append([])
-        group[-1].append(place)
+        group[-1].append(index)
     answers: dict[int, R | Exception] = {}
     for share in chain.from_iterable(groups.values()):
         try:
-            answers |= dict(zip(share, answer([requests[place] for place in share]), strict=True))
+            answers |= dict(zip(share, answer([requests[index] for index in share]), strict=True))
         except Exception as error:  # of whatever kind, it is no other group's
             answers |= dict.fromkeys(share, error)
-    return [answers[place] for place in range(len(requests))]
+    return [answers[index] for index in range(len(requests))]
 
 
 def raised(answer: R | Exception) -> R:

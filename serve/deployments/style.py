@@ -33,13 +33,13 @@ KINDS = {
     "TIFF": rb"II\*\0|MM\0\*",
     "BMP": rb"BM",
 }
-"""How files of pictures begin. Other decoders are never asked: some run programs, many were never attacked."""
+"""Kind of picture -> first bytes. Other decoders are never used: some run programs, many were never attacked."""
 
 
 _COMPRESSION, _TILE_WIDTH, _TILE_HEIGHT = 259, 322, 323
 """Tags of TIFF."""
 _SCAN = b"\xff\xda"
-"""How a scan of JPEG begins."""
+"""Marker at the start of a JPEG scan."""
 MOST_SCANS = {"JPEG": 100, "TIFF": 1000}
 """A progressive JPEG has ten; a TIFF of JPEGs has one for each of its strips."""
 

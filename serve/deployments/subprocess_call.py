@@ -30,7 +30,7 @@ class ProgressProcess:
     def __init__(self, function: Callable[..., object], *arguments: object, nice: int = 0) -> None:
         """Start the child; the function gets a progress callback, then the arguments. All can be pickled."""
         self.result: Any = None
-        """What the function has returned, once it has."""
+        """Return value of the function, once it has returned."""
         context = multiprocessing.get_context("spawn")
         self._told, telling = context.Pipe(duplex=False)
         self.process = context.Process(target=_tell, args=(telling, nice, function, arguments), daemon=True)

@@ -38,7 +38,7 @@ Combine = Literal["mean", "vote"]
 WAIT = 0.02
 """Seconds that the first request of a batch waits for others."""
 STARTS = {"npz": rb"PK\x03\x04", "hdf5": rb"\x89HDF\r\n\x1a\n"}
-"""How files of images begin."""
+"""Kind of file -> first bytes of files of images."""
 _ARRAYS = 1000
 """Of an npz file, at most: listing one takes ten times its entry's bytes."""
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
@@ -103,7 +103,7 @@ def _check_chunks(data: h5py.Dataset, limits: Limits) -> None:
     if data.chunks is None:
         return
     properties, size = data.id.get_create_plist(), math.prod(data.chunks) * data.dtype.itemsize
-    filters = [properties.get_filter(place)[0] for place in range(properties.get_nfilters())]
+    filters = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
     if len(set(filters)) < len(filters) or set(filters) - _FILTERS:
         raise wrong(f"filters of {SATELLITE}", filters, "gzip, shuffle and fletcher32, each once")
     count = math.prod(-(-side // chunk) for side, chunk in zip(data.shape, data.chunks, strict=True))
@@ -111,8 +111,8 @@ def _check_chunks(data: h5py.Dataset, limits: Limits) -> None:
         wanted = f"{_CHUNKS} of {limits.frames_bytes} bytes in all, at most"
         raise wrong(f"chunks of {SATELLITE}", f"{count} chunks of shape {data.chunks}", wanted)
     if h5py.h5z.FILTER_DEFLATE in filters:
-        for place in range(data.id.get_num_chunks()):
-            skipped, raw = data.id.read_direct_chunk(data.id.get_chunk_info(place).chunk_offset)
+        for index in range(data.id.get_num_chunks()):
+            skipped, raw = data.id.read_direct_chunk(data.id.get_chunk_info(index).chunk_offset)
             inflating = zlib.decompressobj()
             deflated = not skipped & 1 << filters.index(h5py.h5z.FILTER_DEFLATE)
             if deflated and len(inflating.decompress(raw, size + _CHECKSUM + 1)) > size + _CHECKSUM:
@@ -149,9 +149,9 @@ def work(forecasters: Sequence[Exported], region: str, body: bytes) -> list[Fore
         try:
             forecaster.forecaster.number(region)
         except UserError as error:
-            known = forecaster.config.regions
-            wanted = f"one of {', '.join(known)}, which this climatology has seen"
-            more = {"nearest": nearest(region, known).removeprefix("; ")} if region else {}
+            regions = forecaster.config.regions
+            wanted = f"one of {', '.join(regions)}, which this climatology has seen"
+            more = {"nearest": nearest(region, regions).removeprefix("; ")} if region else {}
             raise wrong("region", repr(region)[:60], wanted, **more) from error
     images = {shape: images_of(body, shape) for shape in dict.fromkeys(map(_shape_of, forecasters))}
     return [ForecastRequest(forecaster, region, images[_shape_of(forecaster)]) for forecaster in forecasters]
@@ -164,12 +164,12 @@ def _shape_of(forecaster: Exported) -> tuple[int, int, int, int]:
 
 def steps(works: Sequence[ForecastRequest]) -> Array:
     """Return the steps of forecasts by one forecaster, of one region, uint8 (works, leads, S, S)."""
-    return works[0].forecaster.steps(np.stack([each.images for each in works]), works[0].region)
+    return works[0].forecaster.steps(np.stack([request.images for request in works]), works[0].region)
 
 
 def forecasts(works: Sequence[ForecastRequest]) -> list[Array | Exception]:
     """Return the steps of each forecast, uint8 (leads, S, S); those of one model and region go together."""
-    return together(works, steps, lambda each: (id(each.forecaster), each.region))
+    return together(works, steps, lambda request: (id(request.forecaster), request.region))
 
 
 def joined(members: Sequence[Array], combine: Combine, threshold: float) -> Array:
@@ -187,7 +187,7 @@ def joined(members: Sequence[Array], combine: Combine, threshold: float) -> Arra
         return members[0]
     try:
         view = View(threshold=threshold) if combine == "vote" else View()
-        given = [maps.Member(str(place), view, steps, {}) for place, steps in enumerate(members, 1)]
+        given = [maps.Member(str(number), view, steps, {}) for number, steps in enumerate(members, 1)]
         join = majority_vote if combine == "vote" else mean_probability
         return join("", given)["probability"]
     except (UserError, ValueError) as error:
@@ -252,7 +252,7 @@ class Forecasters(Served[Exported]):
             except UserError as error:
                 raise Problem(422, str(error)) from error
             works = await asyncio.to_thread(work, models, region, body)
-            return models, [raised(each) for each in await asyncio.gather(*map(self.batch, works))]
+            return models, [raised(result) for result in await asyncio.gather(*map(self.batch, works))]
 
         models, members = await self.line.run(forecasts)
         cautions = dict.fromkeys(str(model.about.get("data_caution", "")) for model in models)
