@@ -28,7 +28,7 @@ from retable.serve.launch.choice import Wanted, check_servable, choose_models
 from retable.serve.launch.models import Model, by_task, config_of, first_error
 
 NAME = "retable"
-"""What Serve calls the application, unless it has a name of its own."""
+"""Name of the application in Serve, unless it is given another one."""
 KEEP_ALIVE = 65
 """Seconds that a connection stays open without a request; longer than the minute of usual proxies before it."""
 LOGS = {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False}
@@ -116,11 +116,11 @@ class Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     storage: str = "results"
-    """Where exported files lie, and runs; every node reads it."""
+    """Storage of exported files and runs; every node reads it."""
     tasks: tuple[Task, ...] = ()
-    """Which; none: the papers' of which there is something."""
+    """Tasks that are served; none: the papers' tasks that have something to serve."""
     models: Literal["zoo", "best", "user_config"] = "user_config"
-    """What comes with the tasks, the best runs of the storage, or what `user_config` of the deployments names."""
+    """Source of the models: files of the tasks, best runs of the storage, or what `user_config` of the deployments names."""
     index: Annotated[str, AfterValidator(lambda path: path and str(Path(path).absolute()))] = ""
     """Of recordings: what audio searches; replicas run elsewhere."""
     token_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
@@ -224,8 +224,8 @@ def assemble(arguments: Arguments, storage: Storage, *options: Mapping[str, Mapp
     """
     # Serve starts all replicas again where the version differs. It changes with what they are started with, and so not
     # where `user_config` alone is another one.
-    place = pickle.dumps(storage.filesystem)  # the address and the region of a bucket, which its text lacks
-    version = hashlib.sha256(arguments.model_dump_json().encode() + place).hexdigest()[:16]
+    pickled = pickle.dumps(storage.filesystem)  # the address and the region of a bucket, which its text lacks
+    version = hashlib.sha256(arguments.model_dump_json().encode() + pickled).hexdigest()[:16]
 
     def made(name: str, deployment: Deployment) -> Any:
         own = deployment.options()

@@ -25,7 +25,7 @@ from retable.platform.spec.arrays import Array
 from retable.serve.ingress.replies import PROBLEM, Json, plain_line
 
 _AGAIN = (408, 429, 502, 503)
-"""What a server says that is busy, or whose replica died; every call here can be made twice without harm."""
+"""Status codes of a busy server, or of one whose replica died; every call here can be made twice without harm."""
 
 _POLL = 1.0
 """Seconds between two looks at a job."""
@@ -75,7 +75,7 @@ class Added:
 
     id: str
     file: str
-    """What it is called."""
+    """Name of the recording's file."""
     seconds: float
 
 
@@ -91,8 +91,8 @@ class Client:
     """Seconds of one try."""
 
     def __post_init__(self) -> None:
-        place = urllib.parse.urlsplit(self.url)
-        if place.scheme not in ("http", "https") or not place.hostname:  # the token would go to another server
+        address = urllib.parse.urlsplit(self.url)
+        if address.scheme not in ("http", "https") or not address.hostname:  # the token would go to another server
             raise ValueError(f"{self.url!r} is no address of a server; write http://HOST:PORT, or https://HOST")
 
     def models(self) -> list[Json]:
@@ -299,10 +299,10 @@ class Client:
                 return bytes(content)
 
     def _once(self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
-        place = urllib.parse.urlsplit(self.url)
-        kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
-        with closing(kind(place.netloc, timeout=self.timeout)) as connection:
-            connection.request(method, place.path.rstrip("/") + target, body, dict(headers))
+        address = urllib.parse.urlsplit(self.url)
+        kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+        with closing(kind(address.netloc, timeout=self.timeout)) as connection:
+            connection.request(method, address.path.rstrip("/") + target, body, dict(headers))
             answer = connection.getresponse()
             return Answer(answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()})
 

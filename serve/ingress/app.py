@@ -171,8 +171,8 @@ async def _refused(request: Request, problem: Any) -> Response:
 
 
 async def _http_problem(request: Request, error: Any) -> Response:
-    known = {404: "there is nothing here; GET /v1/models says what is served", 405: f"{request.method} is not for this"}
-    problem = Problem(error.status_code, known.get(error.status_code, str(error.detail)))
+    texts = {404: "there is nothing here; GET /v1/models says what is served", 405: f"{request.method} is not for this"}
+    problem = Problem(error.status_code, texts.get(error.status_code, str(error.detail)))
     if error.status_code == 405:  # Starlette names the methods of one route, and a path has several
         routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
         methods = {method for route in routes for method in route.methods}

@@ -43,7 +43,7 @@ def respond(answer: Reply | Problem, model: Model | None = None) -> Response:
 
 
 ALIVE, READY = "/-/healthz", "/-/readyz"
-"""What supervisors ask, by an address and without a token; a server that drains is alive, and not ready."""
+"""Paths for supervisors, which ask by IP address and without a token; a server that drains is alive, and not ready."""
 _Answered = Callable[[str, str, int, float], None]
 """Is told of each answer: the route's path, the method, the status (0 where the client left before), and seconds."""
 
@@ -97,8 +97,8 @@ class SecurityMiddleware:
             self.clients[client] -= 1
             if not self.clients[client]:
                 del self.clients[client]
-            known = getattr(scope.get("route"), "path", "")
-            self.answered(known, scope["method"] if known else "-", status, time.monotonic() - begun)
+            route = getattr(scope.get("route"), "path", "")
+            self.answered(route, scope["method"] if route else "-", status, time.monotonic() - begun)
 
     def check(self, method: str, path: str, headers: Headers) -> None:
         """Refuse a request that was sent to another name, without the token, or by another site's page.
@@ -179,7 +179,7 @@ class BodyReader:
             async with clock:
                 self.reading[clock] = None
                 if len(self.reading) > self.limits.bodies:
-                    slowest = next(each for each in self.reading if not each.expired())
+                    slowest = next(timeout for timeout in self.reading if not timeout.expired())
                     del self.reading[slowest]
                     slowest.reschedule(0)
                 yield clock

@@ -57,13 +57,13 @@ _EXAMPLES = (
     wrong("observations", "shape (1, 3)", "numbers of shape (rows, 17)"),
     Problem(503, "rl has more to do than it can; try again in a moment", wait=1),
 )
-"""What problems look like; every endpoint may answer any of them."""
+"""Examples of problems; every endpoint may answer any of them."""
 REFUSED: Json = {
     "description": "Refused",
     "content": {
         PROBLEM: {
             "schema": {"$ref": "#/components/schemas/Problem"},
-            "examples": {str(each.status): {"value": json.loads(each.reply().body)} for each in _EXAMPLES},
+            "examples": {str(problem.status): {"value": json.loads(problem.reply().body)} for problem in _EXAMPLES},
         }
     },
 }

@@ -128,9 +128,9 @@ def check_port(host: str, port: int) -> None:
         UserError: naming it.
     """
     try:
-        kind, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        kind, _, _, _, sockaddr = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(kind, socket.SOCK_STREAM) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(place)
+            trial.bind(sockaddr)
     except (OSError, OverflowError) as error:
         raise UserError(f"--host {host} --port {port}: nothing can listen there ({error}); choose another") from error

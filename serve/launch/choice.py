@@ -27,7 +27,7 @@ from retable.serve.launch.models import Model, fills, keep
 _BRIEF = (SMOKE, "quick")
 """Scales whose runs were trained for seconds or minutes: they prove a path, or give a first look."""
 NAMED = "named by --run"
-"""Why a run is served that the user chose."""
+"""Reason to serve a run that the user chose."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Wanted:
     """The models that a user wants to serve."""
 
     tasks: Sequence[str] = ()
-    """Which; none: the papers' of which there is something, or those of the runs and tables that are named."""
+    """Tasks to serve; none: the papers' tasks that have something to serve, or those of the named runs and tables."""
     runs: Sequence[str] = ()
     """Fingerprints, or their first digits: these and no others."""
     zoo: bool = False
@@ -241,12 +241,12 @@ def of_file(task: str, name: str, data: bytes, why: str, storage: Storage) -> Mo
     exporter = contract.exporter(task)
     exported = exporter.read_export(data, name or task)
     if hasattr(exporter, "served_as"):
-        place, variant, facts = exporter.served_as(exported, name)
+        known_as, variant, facts = exporter.served_as(exported, name)
     else:
-        place, variant, facts = name or task, "", {"files": sorted(contract.answers(task).SUFFIXES)}
+        known_as, variant, facts = name or task, "", {"files": sorted(contract.answers(task).SUFFIXES)}
     if not name:
         variant = variant or str(exported.about.get("fingerprint", ""))[:8]
-    return keep(data, storage, task=task, name=place, variant=variant, why=why, about={**exported.about, **facts})
+    return keep(data, storage, task=task, name=known_as, variant=variant, why=why, about={**exported.about, **facts})
 
 
 def runs_of(table: FilledTable) -> set[str]:
@@ -262,8 +262,8 @@ def cell_of(model: Model, tables: Sequence[FilledTable]) -> str:
     """
     for table in sorted(tables, key=lambda table: table.scale != str(model.about.get("scale", ""))):
         for row in table.rows:
-            places = [place for place, each in enumerate(row.replicates) if fills(model, each.origin)]
+            indices = [index for index, replicate in enumerate(row.replicates) if fills(model, replicate.origin)]
             for column, cell in zip(table.columns, row.cells, strict=False):
-                if any(cell.values[place] is not None for place in places):
+                if any(cell.values[index] is not None for index in indices):
                     return f"{table.name}/{row.label}/{column.header}"
     return ""

@@ -37,14 +37,14 @@ class Model:
 
     task: str
     name: str
-    """What a request names: an environment, a style, a model."""
+    """Name that a request uses: an environment, a style, a model."""
     variant: str = ""
     """Tells models of one name apart: `dense`, `snip-95`, a run's first digits."""
     sha256: str
     why: str = ""
-    """Why this one is served."""
+    """Reason why this model is served."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What the file says of itself, see `platform.models.export`; all of it may be absent."""
+    """Metadata of the file, see `platform.models.export`; all of it may be absent."""
 
     def headers(self) -> dict[str, str]:
         """Return the headers of its answers."""
@@ -63,9 +63,9 @@ def describe(model: Model) -> str:
     """Print what is served, and why."""
     name = f"{model.task}/{model.name}" + (f" {model.variant}" if model.variant else "")
     about = model.about
-    known = [f"run {str(about['fingerprint'])[:8]}"] if about.get("fingerprint") else []
-    known += [f"{key} {about[key]}" for key in ("cell", "scale", "data") if about.get(key)]
-    return f"{name}: {'; '.join([model.why, *known, f'file {model.sha256[:8]}'])}"
+    facts = [f"run {str(about['fingerprint'])[:8]}"] if about.get("fingerprint") else []
+    facts += [f"{key} {about[key]}" for key in ("cell", "scale", "data") if about.get(key)]
+    return f"{name}: {'; '.join([model.why, *facts, f'file {model.sha256[:8]}'])}"
 
 
 def some(models: Sequence[Model], line: Callable[[Model], str]) -> Iterator[str]:

@@ -267,8 +267,8 @@ def metrics_urls() -> list[str]:
 def curl(model: Model, address: Address) -> str:
     """Return a line for a shell that asks a model."""
     key = ' -H "Authorization: Bearer $RETABLE_TOKEN"' if address.token else ""
-    options, place = routes_for(model.task).curl(model)
-    return f"curl -s{key}{options} '{address.url}/v1/{model.task}{place}'"
+    options, suffix = routes_for(model.task).curl(model)
+    return f"curl -s{key}{options} '{address.url}/v1/{model.task}{suffix}'"
 
 
 def hangup(heard: queue.SimpleQueue[int]) -> bool:

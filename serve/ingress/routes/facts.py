@@ -40,7 +40,7 @@ async def unready(models: Sequence[Model], ask: Ask, seconds: float) -> Problem 
     except Exception:
         logging.getLogger("ray.serve").exception("a model does not answer")
         return Problem(503, "a model does not answer; the server's log says why", wait=5)
-    return next((each for each in answers if isinstance(each, Problem)), None)
+    return next((answer for answer in answers if isinstance(answer, Problem)), None)
 
 
 def add(app: FastAPI, models: Sequence[Model], ask: Ask, limits: Limits) -> None:

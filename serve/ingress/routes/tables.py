@@ -30,11 +30,11 @@ FOLDER = "report"
 _TABLE = re.compile(r"[^/]+\.json")
 """Names of files that may hold a table; none below the folder does."""
 _PLACE = re.compile(r"\.{0,2}/|~|\w+://")
-"""How a value begins that says where something lies."""
+"""Start of a value that is a path or a URI."""
 _BEFORE, _AFTER = r"(?:(?<![\w.-])|(?<=\\[bfnrt]))", r"(?![\w-])"
-"""What stands beside a path in JSON: no part of a longer one, but the escapes of control characters may be letters."""
+"""Bounds of a path in JSON: no part of a longer path; letters may precede it in escapes of control characters."""
 _WORDS = ("measured", "published", "difference")
-"""What of a cell is given as text."""
+"""Parts of a cell that are given as text."""
 LARGEST = 64 << 20
 """Bytes of a kept table; a larger one is none of ours."""
 At = Annotated[str, Query(max_length=60, description="The scale, as `at` says in the list; none: the largest.")]
@@ -141,8 +141,8 @@ class Tables:
             "columns": [column.header for column in part.columns],
             "rows": list(self.rows(part)),
             "claims": [
-                {"text": each.text, "ours": each.ours, "status": each.status, "because": each.because}
-                for each in render.in_order(part.claims)
+                {"text": claim.text, "ours": claim.ours, "status": claim.status, "because": claim.because}
+                for claim in render.in_order(part.claims)
             ],
         }
 
@@ -150,10 +150,14 @@ class Tables:
         """Return each row: label, and its cells in words, each with the models that serve its runs."""
         for row in part.rows:
             cells = []
-            for place, (column, cell) in enumerate(zip(part.columns, row.cells, strict=False)):
-                behind = [each for each, value in zip(row.replicates, cell.values, strict=False) if value is not None]
+            for index, (column, cell) in enumerate(zip(part.columns, row.cells, strict=False)):
+                behind = [
+                    replicate
+                    for replicate, value in zip(row.replicates, cell.values, strict=False)
+                    if value is not None
+                ]
                 cells.append(
-                    {what: render.text_of(row, place, what, column.format) for what in _WORDS}
+                    {what: render.text_of(row, index, what, column.format) for what in _WORDS}
                     | {
                         "mean": cell.mean if cell.mean is not None and math.isfinite(cell.mean) else None,
                         "count": len(cell.measured),
@@ -181,8 +185,8 @@ class Tables:
         """Return plain values as JSON, in which the storage is not named."""
         text = json.dumps(content, ensure_ascii=False, default=str)
         if self.storage:
-            place = re.escape(json.dumps(str(self.storage), ensure_ascii=False)[1:-1])
-            text = re.sub(_BEFORE + place + _AFTER, "STORAGE", text)
+            folder = re.escape(json.dumps(str(self.storage), ensure_ascii=False)[1:-1])
+            text = re.sub(_BEFORE + folder + _AFTER, "STORAGE", text)
         return Reply(text.encode(), "application/json")
 
 

@@ -47,10 +47,12 @@ def add(app: FastAPI, models: Sequence[Model], ask: Ask, bodies: BodyReader) -> 
         chosen = members_of(models, members) or [choose(models, name, model, "forecaster")]
         async with bodies.read(request, bodies.limits.frames_bytes) as body:
             wanted = (combine, threshold, format, lead, time)
-            answer = await ask("weather", "forecast", [each.sha256 for each in chosen], body, region, *wanted)
+            answer = await ask(
+                "weather", "forecast", [forecaster.sha256 for forecaster in chosen], body, region, *wanted
+            )
         reply = respond(answer, chosen[0])
         if len(chosen) > 1 and reply.status_code < 400:
-            reply.headers["X-Retable-Members"] = ", ".join(each.sha256 for each in chosen)
+            reply.headers["X-Retable-Members"] = ", ".join(forecaster.sha256 for forecaster in chosen)
         return reply
 
     @app.get("/v1/weather/example", **files(_NPZ))
@@ -69,9 +71,9 @@ def fits(data: bytes, about: Mapping[str, Any]) -> bool:
     """Return whether a forecaster reads the example: its size, inputs and, of a climatology, regions are those."""
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         anywhere = about.get("config", {}).get("model") != "climatology"
-        known = anywhere or str(arrays["region"]) in about.get("regions", ())
+        supported = anywhere or str(arrays["region"]) in about.get("regions", ())
         inputs, side = len(arrays["images"]), arrays["truth"].shape[-1]
-        return known and (about.get("inputs", inputs), about.get("size")) == (inputs, side)
+        return supported and (about.get("inputs", inputs), about.get("size")) == (inputs, side)
 
 
 def members_of(models: Sequence[Model], words: str) -> list[Model]:
