@@ -33,29 +33,29 @@ class Bucket:
         """Return an object and when it was written."""
         if name in self.written:
             return self.written[name]
-        place = bisect.bisect_left(self.names, name)
-        exists = place < len(self.names) and self.names[place] == name
+        index = bisect.bisect_left(self.names, name)
+        exists = index < len(self.names) and self.names[index] == name
         return (self.content(name), 1767225600.0) if exists else None
 
     def write(self, name: str, data: bytes) -> None:
         """Write an object."""
-        place = bisect.bisect_left(self.names, name)
-        if place == len(self.names) or self.names[place] != name:
-            self.names.insert(place, name)
+        index = bisect.bisect_left(self.names, name)
+        if index == len(self.names) or self.names[index] != name:
+            self.names.insert(index, name)
         self.written[name] = (data, time.time())
 
     def listing(self, prefix: str, delimiter: str, after: str, most: int) -> str:
         """Return a page of names as XML."""
-        place = max(bisect.bisect_left(self.names, prefix), bisect.bisect_right(self.names, after) if after else 0)
+        index = max(bisect.bisect_left(self.names, prefix), bisect.bisect_right(self.names, after) if after else 0)
         parts, count, last = [], 0, ""
-        while place < len(self.names) and self.names[place].startswith(prefix) and count < most:
-            name = last = self.names[place]
+        while index < len(self.names) and self.names[index].startswith(prefix) and count < most:
+            name = last = self.names[index]
             cut = name.find(delimiter, len(prefix)) if delimiter else -1
             if cut >= 0:
                 folder = name[: cut + 1]
                 parts.append(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>")
                 last = folder + "\U0010ffff"
-                place = bisect.bisect_right(self.names, last)
+                index = bisect.bisect_right(self.names, last)
             else:
                 size, made = self.size(name), MADE
                 if name in self.written:
@@ -64,9 +64,9 @@ class Bucket:
                 parts.append(
                     f"<Contents><Key>{escape(name)}</Key><LastModified>{made}</LastModified><Size>{size}</Size></Contents>"
                 )
-                place += 1
+                index += 1
             count += 1
-        more = place < len(self.names) and self.names[place].startswith(prefix)
+        more = index < len(self.names) and self.names[index].startswith(prefix)
         token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if more else ""
         about = f"<IsTruncated>{str(more).lower()}</IsTruncated><KeyCount>{count}</KeyCount>{token}"
         return f"{LIST}{about}{''.join(parts)}</ListBucketResult>"
@@ -74,10 +74,10 @@ class Bucket:
 
 def unchunked(data: bytes) -> bytes:
     """Return what AWS's client sends in chunks, each behind a line with its length."""
-    chunks, place = [], 0
-    while size := int(data[place : (end := data.index(b"\r\n", place))].split(b";")[0], 16):
+    chunks, offset = [], 0
+    while size := int(data[offset : (end := data.index(b"\r\n", offset))].split(b";")[0], 16):
         chunks.append(data[end + 2 : end + 2 + size])
-        place = end + 4 + size
+        offset = end + 4 + size
     return b"".join(chunks)
 
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 GROUPS = "audio/figure2"
-"""What two workers train together: its batches can be shared by two."""
+"""Table that two workers train together: its batches can be shared by two."""
 KEPT = Path(__file__).parent / "results" / "cluster_tables.json"
 COMMAND = [sys.executable, "-W", "ignore", "-m", "retable.platform.cli"]
 
@@ -118,24 +118,24 @@ def main(reference: str, folder: str = "cluster-tables") -> int:
     from retable.platform.store.provenance import collect
 
     os.environ["RETABLE_TASKS"] = ""  # the four systems alone, not the toy tasks that the other benchmarks add
-    place = Path(folder).absolute()
-    place.mkdir(parents=True, exist_ok=True)
-    alone = place / "one-machine"
+    root = Path(folder).absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    alone = root / "one-machine"
     two = [*COMMAND, "reproduce", GROUPS, "--workers", "2"]
     subprocess.run([*two, "--storage", str(alone)], check=True)
     os.environ.pop("RAY_ADDRESS", None)
     with bucket() as storage:
         weather = storage.format("weather")
         subprocess.run([*COMMAND, "reproduce", "weather", "--storage", weather], check=True)
-        fetch(weather, place / "weather")
+        fetch(weather, root / "weather")
         every, groups = storage.format("all"), storage.format("two")
         commands = [[*two, "--storage", groups], [*COMMAND, "reproduce", "--storage", every]]
         with cluster() as address:
-            seconds = submitted(address, " && ".join(map(shlex.join, commands)), place)
-        fetch(every, place / "all")
-        fetch(groups, place / "two")
-    numbers, different = differing(place / "all", place / "weather", Path(reference))
-    theirs, wrong = differing(place / "two", alone)
+            seconds = submitted(address, " && ".join(map(shlex.join, commands)), root)
+        fetch(every, root / "all")
+        fetch(groups, root / "two")
+    numbers, different = differing(root / "all", root / "weather", Path(reference))
+    theirs, wrong = differing(root / "two", alone)
     print("\n".join([*different, *wrong]))
     result = {"numbers": numbers, "differ": len(different), "numbers of two workers": theirs}
     result |= {"of those differ": len(wrong), "seconds": round(seconds)}

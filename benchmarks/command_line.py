@@ -33,9 +33,9 @@ STARTS = (
     "zoo",
     "doctor --help",
 )
-"""What needs no storage."""
+"""Commands that need no storage."""
 ASKED = ("runs", "tables", "show latest", "status", "plan rl/table1", "plan", "report")
-"""What is asked of a storage."""
+"""Commands that read a storage."""
 
 
 def timed(words: str, **variables: str) -> tuple[float, float]:

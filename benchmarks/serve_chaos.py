@@ -84,12 +84,12 @@ class Load:
         while True:
             with self.lock:
                 name = next(self.places, None)
-                place = self.answered.total()
+                number = self.answered.total()
             if name is None:
                 return
             begun = time.monotonic()
             try:
-                self.calls[name](place)
+                self.calls[name](number)
                 failure = ""
             except Exception as error:  # whatever it is, the request is lost
                 failure = f"{name}: {error!r}"
@@ -103,22 +103,22 @@ def kill(server: serving.Server, killed: Counter[str], over: threading.Event) ->
     """Kill one process of Serve with -9 now and then: of a kind, and of those of that kind, drawn at random."""
     draw = random.Random(0)
     while not over.wait(draw.uniform(*EVERY)):
-        there = processes(server)
-        if there:
-            kind = draw.choice(sorted(there))
+        pids = processes(server)
+        if pids:
+            kind = draw.choice(sorted(pids))
             with suppress(ProcessLookupError):
-                os.kill(draw.choice(there[kind]), signal.SIGKILL)
+                os.kill(draw.choice(pids[kind]), signal.SIGKILL)
                 killed[kind] += 1
 
 
 def processes(server: serving.Server) -> dict[str, list[int]]:
     """Return Serve's processes: the name of a deployment, or what Ray calls them -> process ids."""
-    found: dict[str, list[int]] = {}
+    pids: dict[str, list[int]] = {}
     for process in psutil.Process(server.process.pid).children(recursive=True):
         try:
             named = PROCESS.match(" ".join(process.cmdline()))
         except psutil.Error:
             continue
         if named:
-            found.setdefault(next(filter(None, named.groups())), []).append(process.pid)
-    return found
+            pids.setdefault(next(filter(None, named.groups())), []).append(process.pid)
+    return pids

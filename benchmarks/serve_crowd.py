@@ -38,17 +38,15 @@ async def crowd(client: Client, clients: int, slow: int = 0) -> dict[str, Any]:
     """Let clients ask again once they are answered, with a pause where they are refused; return what they saw."""
     model = next(model for model in client.models() if model["task"] == "rl")
     body = json.dumps({"observations": [[0.1] * int(model["about"]["states"])], "seed": 0}).encode()
-    place = urlsplit(client.url)
-    head = (
-        f"POST /v1/rl/{model['name']} HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    )
+    url = urlsplit(client.url)
+    head = f"POST /v1/rl/{model['name']} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     given_up: Counter[int] = Counter()
-    stuck = [asyncio.ensure_future(never_ends(place.netloc, head + body[:1], given_up)) for _ in range(slow)]
+    stuck = [asyncio.ensure_future(never_ends(url.netloc, head + body[:1], given_up)) for _ in range(slow)]
     await asyncio.sleep(3 if slow else 0)
     waits: list[float] = []
     statuses: Counter[int] = Counter()
     end = time.monotonic() + SECONDS
-    await asyncio.gather(*(asks(place.netloc, head + body, end, waits, statuses) for _ in range(clients)))
+    await asyncio.gather(*(asks(url.netloc, head + body, end, waits, statuses) for _ in range(clients)))
     for task in stuck:
         task.cancel()
     await asyncio.gather(*stuck, return_exceptions=True)

@@ -55,18 +55,18 @@ class Seen:
     faults: dict[str, str] = field(default_factory=dict)
     """Endpoint and kind of fault -> the first of them."""
 
-    def note(self, place: str, answer: Answer, denied: str = "") -> None:
+    def note(self, endpoint: str, answer: Answer, denied: str = "") -> None:
         """Count an answer, and keep what it should never be: an error of the server, a leak, what the schema denies."""
         self.counts[f"status_{answer.status}"] += 1
         leaked = serving.problems(answer.body) if answer.status >= 400 else ""
         # 503 with Retry-After is an answer: too much at once. 501 says what this machine lacks.
         refused = answer.status == 501 or (answer.status == 503 and "retry-after" in answer.headers)
         if answer.status >= 500 and not refused:
-            self.faults.setdefault(f"{place}: {answer.status}", denied or f"{answer.body[:200]!r}")
+            self.faults.setdefault(f"{endpoint}: {answer.status}", denied or f"{answer.body[:200]!r}")
         if leaked:
-            self.faults.setdefault(f"{place}: leaks {leaked!r}", f"{answer.body[:200]!r}")
+            self.faults.setdefault(f"{endpoint}: leaks {leaked!r}", f"{answer.body[:200]!r}")
         if denied:
-            self.faults.setdefault(f"{place}: {answer.status} is not as documented", denied)
+            self.faults.setdefault(f"{endpoint}: {answer.status} is not as documented", denied)
 
 
 def measure() -> dict[str, Any]:
@@ -134,7 +134,7 @@ def made_up(client: Client, minutes: float, seen: Seen) -> None:
                 pass
 
 
-def sender(place: str, seen: Seen) -> Callable[[Any], None]:
+def sender(endpoint: str, seen: Seen) -> Callable[[Any], None]:
     """Return what sends a request that was made up, and notes what came back and whether the document allows it."""
     from schemathesis.core.failures import FailureGroup
     from schemathesis.specs.openapi import checks
@@ -153,7 +153,7 @@ def sender(place: str, seen: Seen) -> Callable[[Any], None]:
         except FailureGroup as group:
             denied = "; ".join(f"{failure.title}: {failure.message}"[:300] for failure in group.exceptions)
         headers = {key.lower(): value[0] for key, value in got.headers.items()}
-        seen.note(place, Answer(got.status_code, got.content, headers), denied)
+        seen.note(endpoint, Answer(got.status_code, got.content, headers), denied)
 
     return send
 

@@ -48,7 +48,7 @@ def overhead(call: serving.Call) -> dict[str, float]:
     policy = read_export(file.read_bytes(), name)
     body = json.dumps({"observations": [[0.1] * int(policy.info["states"])], "seed": 0}).encode()
 
-    def inside(place: int) -> None:
+    def inside(number: int) -> None:
         rl.answers([rl.question(policy, body)])
 
     times = {"http_ms": median_ms(call), "in_process_ms": median_ms(inside)}
@@ -64,7 +64,7 @@ def gains() -> dict[str, float]:
     questions = [rl.question(policy, body) for _ in range(rl.BATCH)]
     name, file = next(iter(zoo.zoo("audio").items()))
     embedder = audio_export.read_export(file.read_bytes(), name).embedder("cpu")
-    words = [f"a dog barks {place} times" for place in range(BATCH)]
+    words = [f"a dog barks {number} times" for number in range(BATCH)]
     return {
         "rl/model_gain": gain(rl.answers, questions),
         "audio/model_gain": gain(embedder.words, words),
@@ -87,11 +87,11 @@ def gain(answer: Callable[[list[Any]], Any], questions: list[Any], repeats: int 
 
 def median_ms(call: serving.Call, count: int = 300) -> float:
     """Return the median milliseconds of an answer, one after another."""
-    for place in range(20):
-        call(place)
+    for number in range(20):
+        call(number)
     seconds = []
-    for place in range(count):
+    for number in range(count):
         start = time.perf_counter()
-        call(place)
+        call(number)
         seconds.append(time.perf_counter() - start)
     return 1000 * float(np.median(seconds))

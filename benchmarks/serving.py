@@ -132,7 +132,7 @@ def bare() -> Iterator[Call]:
         if b"is open" not in process.stdout.readline():
             raise RuntimeError("the bare server does not start")
         client = Client(f"http://127.0.0.1:{port}")
-        yield lambda place: client.ask("POST", "/", {}, body)
+        yield lambda number: client.ask("POST", "/", {}, body)
     finally:
         process.terminate()  # SIGINT is ignored below a shell's &
         process.wait(90)
@@ -199,10 +199,10 @@ def latencies(call: Call, rate: float, seconds: float, clients: int = 32) -> lis
     count = max(20, round(rate * seconds))
     start = time.monotonic() + 0.1
 
-    def client(place: int) -> float:
-        due = start + place / rate
+    def client(number: int) -> float:
+        due = start + number / rate
         time.sleep(max(0.0, due - time.monotonic()))
-        call(place)
+        call(number)
         return time.monotonic() - due
 
     with ThreadPoolExecutor(clients) as pool:

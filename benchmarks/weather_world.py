@@ -33,7 +33,7 @@ def real(folder: Path) -> Array:
     """Return a folder's composites at about `PIXEL`, float32 (frames, rows, columns) in mm/h, NaN where unmeasured."""
     from retable.tasks.weather.tools.composites.composites import describe
 
-    composites = sorted((describe(path) for path in folder.iterdir()), key=lambda each: each.time)
+    composites = sorted((describe(path) for path in folder.iterdir()), key=lambda frame: frame.time)
     blocks = round(PIXEL * 1000 / (composites[0].grid.pixel or 2000.0))
     return np.stack([coarse(composite.read(), blocks) for composite in composites])
 
@@ -70,8 +70,8 @@ def carry(wet: Array, flow: Array, steps: int) -> Array:
     from scipy.ndimage import map_coordinates
 
     rows, columns = np.indices(wet.shape, np.float32)
-    place = [rows - steps * flow[..., 1], columns - steps * flow[..., 0]]
-    moved: Array = map_coordinates(wet.astype(np.float32), place, order=1, mode="constant") >= 0.5
+    coordinates = [rows - steps * flow[..., 1], columns - steps * flow[..., 0]]
+    moved: Array = map_coordinates(wet.astype(np.float32), coordinates, order=1, mode="constant") >= 0.5
     return moved
 
 
@@ -137,15 +137,18 @@ def grown(before: Array, after: Array) -> list[float]:
 
 def worlds(fraction: float) -> dict[str, float]:
     """Return the generator's statistics in a climate: means over `WORLDS` sequences."""
-    maps = [each for seed in range(WORLDS) if (each := measure_maps(generated(fraction, seed)))]
-    return {name: float(np.mean([each[name] for each in maps])) for name in maps[0]}
+    maps = [measures for seed in range(WORLDS) if (measures := measure_maps(generated(fraction, seed)))]
+    return {name: float(np.mean([measures[name] for measures in maps])) for name in maps[0]}
 
 
 def table(columns: dict[str, dict[str, float]]) -> Sequence[str]:
     """Return the lines of a Markdown table."""
     names = list(next(iter(columns.values())))
     head = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
-    return [*head, *(f"| {name} | {' | '.join(f'{each[name]:.2f}' for each in columns.values())} |" for name in names)]
+    return [
+        *head,
+        *(f"| {name} | {' | '.join(f'{column[name]:.2f}' for column in columns.values())} |" for name in names),
+    ]
 
 
 def measure() -> dict[str, Any]:
@@ -154,7 +157,7 @@ def measure() -> dict[str, Any]:
         for folder in sorted((Path(shared) / "data/weather").iterdir()):
             if folder.is_dir():
                 results[folder.name] = measure_maps(real(folder))
-    for name, fraction in [(name, each["rainy pixels"]) for name, each in results.items()] or [("", 0.08)]:
+    for name, fraction in [(name, measures["rainy pixels"]) for name, measures in results.items()] or [("", 0.08)]:
         results[f"generated, as wet as {name or 'a core region'}"] = worlds(fraction)
     print("\n".join(table(results)))
-    return {f"{column}: {name}": value for column, each in results.items() for name, value in each.items()}
+    return {f"{column}: {name}": value for column, measures in results.items() for name, value in measures.items()}

@@ -192,7 +192,9 @@ def attention(where: Where, kernel: SDPBackend) -> Results:
     inputs = [torch.randn(2, 12, tokens, 64, generator=draw).bfloat16() for _ in range(4)]
 
     def run(dtype: torch.dtype, chosen: SDPBackend) -> dict[str, Any]:
-        query, key, value = (each.detach().to(where.device, dtype, copy=True).requires_grad_() for each in inputs[:3])
+        query, key, value = (
+            tensor.detach().to(where.device, dtype, copy=True).requires_grad_() for tensor in inputs[:3]
+        )
         with sdpa_kernel(chosen), arithmetic("float32", where.device):
             output = functional.scaled_dot_product_attention(query, key, value)
             output.backward(inputs[3].to(where.device, dtype))

@@ -52,7 +52,7 @@ GROUPS = {
     "masks": ("aten::masked_fill_", "aten::bitwise_not"),
     "targets": ("aten::_foreach_lerp_",),
 }
-"""What a profile's time is divided among; noise, activations, losses and copies are the rest."""
+"""Groups among which a profile's time is divided; noise, activations, losses and copies are the rest."""
 
 
 def steps(where: Where) -> Iterator[Step]:

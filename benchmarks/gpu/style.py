@@ -188,7 +188,7 @@ def image_answer(name: str, where: Where, precision: str, device: str) -> dict[s
     """Return loss and gradient of version 1, at an image between photograph and painting."""
     side = 32 if where.tiny else 128
     network, objective = copy.deepcopy(backbone(BACKBONES[name])).to(device), Objective()
-    content, painting = (picture(each, (side, side)).to(device) for each in ("mountain", "great_wave"))
+    content, painting = (picture(asset, (side, side)).to(device) for asset in ("mountain", "great_wave"))
     pixels = (content + painting).div(2).requires_grad_()
     with arithmetic(precision, device):
         targets = losses.targets(network, objective, content, [painting])

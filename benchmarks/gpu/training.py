@@ -57,11 +57,11 @@ def resumed(task: Task, configs: Sequence[Any], data: Any, where: Where) -> dict
     worker = Worker(device=where.device)
     start = joined([state["weights"] for state in task.learner(configs, data, worker).state_dict()])
     with tempfile.TemporaryDirectory(prefix="retable-gpu-") as folder:
-        whole, parts = (Storage.open(Path(folder, name)) for name in ("whole", "parts"))
-        wanted = moves(start, ended(whole))
+        uninterrupted, interrupted = (Storage.open(Path(folder, name)) for name in ("whole", "parts"))
+        wanted = moves(start, ended(uninterrupted))
         with suppress(Interrupted):
-            ended(parts, stopped=True)
-        got = moves(start, ended(parts))
+            ended(interrupted, stopped=True)
+        got = moves(start, ended(interrupted))
         if not where.gpu:
             return closeness("moves of the weights", got, wanted, 0.0)
         noise = distance(moves(start, ended(Storage.open(Path(folder, "again")))), wanted)
@@ -71,8 +71,8 @@ def resumed(task: Task, configs: Sequence[Any], data: Any, where: Where) -> dict
 class _Stopping:
     """Data whose batches end by `Interrupted` at a place, (epoch, step); otherwise what it wraps."""
 
-    def __init__(self, data: Any, place: tuple[int, int] | None) -> None:
-        self._data, self._place = data, place
+    def __init__(self, data: Any, stop: tuple[int, int] | None) -> None:
+        self._data, self._place = data, stop
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)

@@ -67,9 +67,9 @@ def compared(
     results: dict[str, float | str | bool] = {}
     ok = True
     for name, bound in bounds.items():
-        each = closeness(name, got[name], want[name], bound)
-        results |= {f"{name}: error": each["error"], f"{name}: bound": bound}
-        ok &= bool(each["ok"])
+        comparison = closeness(name, got[name], want[name], bound)
+        results |= {f"{name}: error": comparison["error"], f"{name}: bound": bound}
+        ok &= bool(comparison["ok"])
     return {**results, "ok": ok}
 
 
