@@ -55,7 +55,7 @@ def watched(*arguments: str, meanwhile: Any = None) -> dict[str, float]:
             meanwhile()
         else:
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-            most = max(most, sum(serving.pss(each) for each in family))
+            most = max(most, sum(serving.pss(member) for member in family))
             time.sleep(0.2)
     if process.returncode:
         raise RuntimeError(f"retable audio index ended with {process.returncode}")

@@ -63,7 +63,7 @@ def compare(rows: int, folder: Path) -> dict[str, float]:
     table.create_index(metric="dot", vector_column_name="vector", index_type="IVF_FLAT")
     results[f"{name}, LanceDB: build IVF, s"] = time.perf_counter() - start
     reached = ((lists, recall(table, queries, exact, lists)) for lists in LISTS)
-    lists, share = next(each for each in reached if each[1] >= nearest.WANTED or each[0] == LISTS[-1])
+    lists, share = next(trial for trial in reached if trial[1] >= nearest.WANTED or trial[0] == LISTS[-1])
     start = time.perf_counter()
     ivf = nearest.build("ivf", blocks, DIMENSION)
     results[f"{name}, ours: build IVF, s"] = time.perf_counter() - start

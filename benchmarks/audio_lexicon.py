@@ -49,16 +49,16 @@ def words(vocabulary: Sequence[str], senses: Sequence[str], captions: Sequence[s
         noun = kind == "1" and field in NOUNS and len(word) <= NOUN
         if number == "1" and (noun or (kind == "2" and field in VERBS and len(word) <= VERB)):
             heard.add(word)
-    known = set(frequent)
+    included = set(frequent)
     chosen = [
         word
         for word in sorted(uses, key=lambda word: (-uses[word], word))
         if re.fullmatch("[a-z]{3,}", word)
-        and word not in known
+        and word not in included
         and (word in heard or (0 < uses[word] and len(word) <= ATTESTED))
     ]
-    known |= {*chosen}
-    return [*frequent, *chosen, *sorted({word for word in captions if len(word) > 1} - known)], len(frequent)
+    included |= {*chosen}
+    return [*frequent, *chosen, *sorted({word for word in captions if len(word) > 1} - included)], len(frequent)
 
 
 def weights(count: int, frequent: int) -> Float[np.ndarray, " words"]:
@@ -82,13 +82,13 @@ def embed(encoder: Path, listed: Sequence[str]) -> Float32[np.ndarray, "words di
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer, network = AutoTokenizer.from_pretrained(encoder), AutoModel.from_pretrained(encoder).eval()
-    found = []
+    vectors = []
     with torch.inference_mode():
         for start in range(0, len(listed), BATCH):
             tokens = tokenizer(list(listed[start : start + BATCH]), padding=True, return_tensors="pt")
             mask = tokens["attention_mask"][..., None]
-            found.append(((network(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1)).numpy())
-    return np.concatenate(found)
+            vectors.append(((network(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1)).numpy())
+    return np.concatenate(vectors)
 
 
 def make(encoder: Path, wordnet: Path, file: Path) -> None:

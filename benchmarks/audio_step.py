@@ -49,9 +49,9 @@ def recordings(folder: Path) -> list[tuple[Recording, Path]]:
 
 def source(folder: Path, features: Any, files: list[tuple[Recording, Path]]) -> Source:
     """Make a data set of the files."""
-    place = Storage.open(folder) / f"data/audio/{features}"
+    storage = Storage.open(folder) / f"data/audio/{features}"
     items = [(recording, partial(decode, path)) for recording, path in files]
-    return Source(place, write_dataset(place, features, "own", features, items))
+    return Source(storage, write_dataset(storage, features, "own", features, items))
 
 
 def rate(call: Callable[[Any], object], things: list[Any]) -> float:

