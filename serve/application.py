@@ -120,7 +120,7 @@ class Arguments(BaseModel):
     tasks: tuple[Task, ...] = ()
     """Tasks that are served; none: the papers' tasks that have something to serve."""
     models: Literal["zoo", "best", "user_config"] = "user_config"
-    """Source of the models: files of the tasks, best runs of the storage, or what `user_config` of the deployments names."""
+    """Source of the models: files of the tasks, best runs of the storage, or those that `user_config` names."""
     index: Annotated[str, AfterValidator(lambda path: path and str(Path(path).absolute()))] = ""
     """Of recordings: what audio searches; replicas run elsewhere."""
     token_sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
