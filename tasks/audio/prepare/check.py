@@ -56,7 +56,7 @@ def _entries(path: Path) -> list[Entry]:
     sounds = sounds_below(path)
     if not sounds:
         raise UserError(f"{path}: no recordings ({', '.join(SUFFIXES)})")
-    return [Entry(str(each), each, "", "", "", "", ("",)) for each in sounds]
+    return [Entry(str(sound), sound, "", "", "", "", ("",)) for sound in sounds]
 
 
 def _check_entries(entries: Sequence[Entry], show: Callable[[int, int], None]) -> Iterator[str]:
@@ -124,11 +124,11 @@ def _check_dataset(folder: Storage, show: Callable[[int, int], None]) -> Iterato
         yield f"{folder}: dataset.json belongs to another recordings.parquet; {AGAIN}"
         return
     yield from _shard_defects(folder, AudioShards(folder, info), info["features"], recordings, show)
-    for each in recordings:
-        if not each.captions or not all(caption.strip() for caption in each.captions):
-            yield f"{folder}: {each.file}: an empty caption; {AGAIN}"
-    kept = [each for each in recordings if not each.leak]
-    yield from _overlaps([(each.source, each.split, each.file) for each in kept])
+    for recording in recordings:
+        if not recording.captions or not all(caption.strip() for caption in recording.captions):
+            yield f"{folder}: {recording.file}: an empty caption; {AGAIN}"
+    kept = [recording for recording in recordings if not recording.leak]
+    yield from _overlaps([(recording.source, recording.split, recording.file) for recording in kept])
 
 
 def _shard_defects(
@@ -141,16 +141,16 @@ def _shard_defects(
     """Yield shards that cannot be read, and sounds that are silent or kept twice without being marked as a leak."""
     first: dict[str, Recording] = {}
     broken: set[str] = set()
-    for each in counted(recordings, show, len(recordings)):
+    for recording in counted(recordings, show, len(recordings)):
         try:
-            stored = shards.stored(each.recording)
+            stored = shards.stored(recording.recording)
         except UserError as error:
             if str(error) not in broken:
                 yield str(error)
             broken.add(str(error))
             continue
         if not stored.any() if features == "waveform" else (stored == stored[0]).all():
-            yield f"{folder}: {each.file}: silent; {AGAIN}"
-        other = first.setdefault(hashlib.sha256(stored.tobytes()).hexdigest(), each)
-        if other is not each and not each.leak and not other.leak:
-            yield f"{folder}: {each.file}: the same sound as {other.file}{_across(each.split, other.split)}"
+            yield f"{folder}: {recording.file}: silent; {AGAIN}"
+        other = first.setdefault(hashlib.sha256(stored.tobytes()).hexdigest(), recording)
+        if other is not recording and not recording.leak and not other.leak:
+            yield f"{folder}: {recording.file}: the same sound as {other.file}{_across(recording.split, other.split)}"

@@ -49,7 +49,7 @@ GUARD = "guard"
 
 def import_own(
     table: Path,
-    place: Storage,
+    target: Storage,
     name: str,
     *,
     folder: Path | None = None,
@@ -62,23 +62,23 @@ def import_own(
     Without a column `split`, what an earlier import trained on is not held out now, and the reverse: the CSV may have
     grown since, and files may lie in other folders.
     """
-    known = [] if replacing else _before(place)
-    keys = layouts.file_keys(each.file for each in known)
-    before = {key: each.split for each in known for key in (*keys[each.file], leaks.origin(each))}
+    earlier = [] if replacing else _before(target)
+    keys = layouts.file_keys(recording.file for recording in earlier)
+    before = {key: recording.split for recording in earlier for key in (*keys[recording.file], leaks.origin(recording))}
     entries = layouts.own(table, folder, before)
-    return import_entries(entries, place, name, "own", features=features, workers=workers, replacing=replacing)
+    return import_entries(entries, target, name, "own", features=features, workers=workers, replacing=replacing)
 
 
-def _before(place: Storage) -> list[Recording]:
+def _before(target: Storage) -> list[Recording]:
     """Return the recordings of an earlier import; none where there is none, or a broken table that this one mends."""
     with suppress(UserError):
-        return read_recordings(place)
+        return read_recordings(target)
     return []
 
 
 def import_entries(
     entries: Sequence[Entry],
-    place: Storage,
+    target: Storage,
     name: str,
     kind: Kind,
     *,
@@ -97,7 +97,7 @@ def import_entries(
 
     Args:
         entries: training first, then validation, then test.
-        place: the data set's folder.
+        target: the data set's folder.
         name: the data set's name.
         kind: where it comes from.
         features: whether waveforms or mel spectrograms are kept.
@@ -113,94 +113,97 @@ def import_entries(
         UserError: where the folder holds a data set of another kind or mostly of other recordings, a list is broken, or
             nothing can be imported.
     """
-    place.check_writable()
-    check_kind(place, kind)
-    old, before = read_info(place), _before(place)
-    kept_on = {each.file for each in before} & {entry.file for entry in entries}
-    if 2 * len(kept_on) < len({each.file for each in before}) and not replacing:
+    target.check_writable()
+    check_kind(target, kind)
+    old, before = read_info(target), _before(target)
+    kept_on = {recording.file for recording in before} & {entry.file for entry in entries}
+    if 2 * len(kept_on) < len({recording.file for recording in before}) and not replacing:
         more = "choose another --name, or give them up: `retable data import audio ... --replace`"
-        raise UserError(f"{place}: of its {len(before)} recordings {len(kept_on)} are listed now; {more}")
+        raise UserError(f"{target}: of its {len(before)} recordings {len(kept_on)} are listed now; {more}")
     noted = _held_out_now(before, entries) if kind == "own" else []
     lists = {path: leaks.read_exclusions(path, noted.append) for path in exclusions}
     with progress_bar(f"looking for the files of {name}") as show:
-        found, broken = survey(entries, show)
-    if not found:
+        readable, broken = survey(entries, show)
+    if not readable:
         more = f"; the first: {broken[0]}" if broken else ""
         raise UserError(f"{name}: none of {len(entries)} recordings can be imported{more}")
-    items = [_item(number, entry, seconds) for number, (entry, seconds) in enumerate(found)]
+    items = [_item(number, entry, seconds) for number, (entry, seconds) in enumerate(readable)]
     if old:
-        place.write_json(BEFORE, old)
+        target.write_json(BEFORE, old)
     with progress_bar(f"importing {name}") as show:
-        written = write_shards(place, features, items, show, workers, [_stamp(entry) for entry, _ in found])
-    titles = [found[item][0].title for item in written.places]
-    kept = (recording.seconds for recording in written.recordings)
-    cut = _cut([found[item] for item, seconds in zip(written.places, kept, strict=True) if seconds >= LONGEST])
-    place.write_json(CUT, cut)
+        written = write_shards(target, features, items, show, workers, [_stamp(entry) for entry, _ in readable])
+    titles = [readable[item][0].title for item in written.places]
+    kept = (stored.seconds for stored in written.recordings)
+    cut = _cut([readable[item] for item, seconds in zip(written.places, kept, strict=True) if seconds >= LONGEST])
+    target.write_json(CUT, cut)
     with progress_bar(f"looking for leaks in {name}") as show:
-        marked = guard(place, features, written, titles, frozenset[str]().union(*lists.values()), show)
+        marked = guard(target, features, written, titles, frozenset[str]().union(*lists.values()), show)
     recordings, rewritten = variations.carry_over(before, marked)
-    trained = {leaks.origin(each) for each in recordings if each.split == "training"}
+    trained = {leaks.origin(recording) for recording in recordings if recording.split == "training"}
     for path, sources in lists.items():
         noted.append(f"{path}: {len(sources & trained)} of its {len(sources)} ids are of training recordings")
-    noted += [f"{entry.file}: {entry.remark}" for entry, _ in found if entry.remark]
+    noted += [f"{entry.file}: {entry.remark}" for entry, _ in readable if entry.remark]
     left_out, remarks = [*broken, *written.left_out], [*noted, *written.remarks]
     written = replace(written, recordings=recordings, left_out=left_out, remarks=remarks)
     rewrites = (old.get("rewrites") or "an earlier `audio augment`") if rewritten else ""
     captions = sum(1 for _ in variations.captions(recordings))
     counts = {"captions": captions, "rewritten": rewritten}
     rewriter = {"rewriter": {**old["rewriter"], **counts}} if rewritten and "rewriter" in old else {}
-    gone = len({each.file for each in before} - {entry.file for entry in entries})
-    told = {"cut": _cut_line(place, cut), "gone": f"{gone} of the {len(before)} before are listed no more" * bool(gone)}
-    info = finish(place, name, kind, features, written, rewrites, **rewriter)
-    place.remove(BEFORE)
+    gone = len({recording.file for recording in before} - {entry.file for entry in entries})
+    told = {
+        "cut": _cut_line(target, cut),
+        "gone": f"{gone} of the {len(before)} before are listed no more" * bool(gone),
+    }
+    info = finish(target, name, kind, features, written, rewrites, **rewriter)
+    target.remove(BEFORE)
     return info | told
 
 
 def _held_out_now(before: Sequence[Recording], entries: Sequence[Entry]) -> list[str]:
     """Return a remark on recordings that an earlier import trained on and this one holds out, if there are any."""
-    keys, listed = (layouts.file_keys(each.file for each in those) for those in (before, entries))
-    trained = {key for each in before if each.split == "training" for key in keys[each.file]}
-    held = [each.file for each in entries if each.split != "training" and trained & {*listed[each.file]}]
+    keys, listed = (layouts.file_keys(row.file for row in rows) for rows in (before, entries))
+    trained = {key for row in before if row.split == "training" for key in keys[row.file]}
+    held = [row.file for row in entries if row.split != "training" and trained & {*listed[row.file]}]
     named = f"{', '.join(held[:3])}{', ...' * (len(held) > 3)}"
     return [f"held out now, trained on before ({len(held)}): {named}; train anew, not from an earlier run"] * bool(held)
 
 
 def _cut(full: Sequence[tuple[Entry, float]]) -> list[tuple[str, float]]:
     """Return which of the recordings that fill 300 s are longer, with their seconds; a header may say too few."""
-    found = []
+    longer = []
     for entry, seconds in full:
         assert entry.path is not None
         true = seconds if seconds > LONGEST else duration(entry.path)
         if true > LONGEST + 1 / SAMPLE_RATE:
-            found.append((entry.file, true))
-    return found
+            longer.append((entry.file, true))
+    return longer
 
 
-def _cut_line(place: Storage, cut: Sequence[tuple[str, float]]) -> str:
+def _cut_line(target: Storage, cut: Sequence[tuple[str, float]]) -> str:
     """Return a line on the recordings that were cut: the first few by name, the others by where they are listed."""
     named = ", ".join(f"{file} ({seconds:.0f} s)" for file, seconds in cut[:3])
-    more = f", ...: see {place}/{CUT}" if len(cut) > 3 else ""
+    more = f", ...: see {target}/{CUT}" if len(cut) > 3 else ""
     return f"cut to their first {LONGEST:.0f} s ({len(cut)}): {named}{more}" if cut else ""
 
 
 def survey(entries: Sequence[Entry], show: Callable[[int, int], None]) -> tuple[list[tuple[Entry, float]], list[str]]:
     """Return the entries whose files seem fine, with their seconds, and a line for each of the others."""
-    found, broken = [], []
+    readable, broken = [], []
     with ThreadPoolExecutor(THREADS) as pool:
         read = zip(entries, pool.map(_seconds, entries), strict=True)
         for entry, seconds in counted(read, show, len(entries)):
             if isinstance(seconds, str):
                 broken.append(seconds)
             else:
-                found.append((entry, seconds))
-    return found, broken
+                readable.append((entry, seconds))
+    return readable, broken
 
 
 def _stamp(entry: Entry) -> str:
     """Return what is otherwise once a file was replaced by another."""
     assert entry.path is not None
-    said = entry.path.stat()
-    return f"{entry.path.absolute()} {said.st_size} {said.st_mtime_ns}"
+    status = entry.path.stat()
+    return f"{entry.path.absolute()} {status.st_size} {status.st_mtime_ns}"
 
 
 def _seconds(entry: Entry) -> float | str:
@@ -210,10 +213,10 @@ def _seconds(entry: Entry) -> float | str:
     if entry.path is None:
         return f"{entry.file}: missing{f'; {entry.remark}' if entry.remark else ''}"
     try:
-        said = header(entry.path)
+        file_header = header(entry.path)
     except UserError as error:
         return str(error)
-    return 0.0 if said.is_guess else said.seconds
+    return 0.0 if file_header.is_guess else file_header.seconds
 
 
 def load(path: Path) -> Decoded:
@@ -247,7 +250,7 @@ def _item(number: int, entry: Entry, seconds: float) -> Item:
 
 
 def guard(
-    place: Storage,
+    target: Storage,
     features: Features,
     written: Written,
     titles: Sequence[str],
@@ -257,7 +260,7 @@ def guard(
     """Find training recordings that are also held out; write `leaks.json` and return the recordings with their marks.
 
     Args:
-        place: the data set's folder.
+        target: the data set's folder.
         features: what its shards keep.
         written: its recordings and shards.
         titles: of each recording.
@@ -265,14 +268,14 @@ def guard(
         show: called with the shards listened to and in all.
     """
     recordings = written.recordings
-    found = [
+    matches = [
         *leaks.same_source(recordings),
         *leaks.same_title(recordings, titles),
         *leaks.listed(recordings, excluded),
-        *_same_sound(place, features, written, show),
+        *_same_sound(target, features, written, show),
     ]
     signs: dict[int, dict[str, int | None]] = {}
-    for leak in found:
+    for leak in matches:
         signs.setdefault(leak.recording, {})[leak.sign] = leak.other
     lines = [
         {
@@ -283,39 +286,44 @@ def guard(
         }
         for number, here in sorted(signs.items())
     ]
-    place.write_json(leaks.LEAKS, lines)
-    return [replace(each, leak=each.recording in signs) for each in recordings]
+    target.write_json(leaks.LEAKS, lines)
+    return [replace(recording, leak=recording.recording in signs) for recording in recordings]
 
 
 def _same_sound(
-    place: Storage, features: Features, written: Written, show: Callable[[int, int], None]
+    target: Storage, features: Features, written: Written, show: Callable[[int, int], None]
 ) -> Iterator[leaks.Leak]:
     """Yield the leaks by equal fingerprints or bytes; shards that were listened to are not listened to again.
 
     What was heard is noted by the sound on both sides, as places in the shard and among what is held out: numbers of
     recordings move with what comes before them.
     """
-    shards = AudioShards(place, {"features": features, "starts": written.starts})
-    held = [each for each in written.recordings if each.split != "training"]
+    shards = AudioShards(target, {"features": features, "starts": written.starts})
+    held = [recording for recording in written.recordings if recording.split != "training"]
     asked_of = [written.sounds[file] for split in ("validation", "test") for file in written.shards[split]]
     files = written.shards["training"]
-    known: leaks.HeldOut | None = None
+    held_out: leaks.HeldOut | None = None
     equal: dict[str, int] = {}
     for file in counted(files, show, len(files)):
         numbers = _numbers(written, file)
         asked = hashlib.sha256(" ".join(("equal", written.sounds[file], *asked_of)).encode()).hexdigest()
         note = f"{GUARD}/{file}.json"
-        said: Mapping[str, Any] = place.read_json(note) if place.exists(note) else {}
-        if said.get("asked") != asked:
-            known = known or leaks.HeldOut((where, shards.mel(each.recording)) for where, each in enumerate(held))
-            equal = equal or {_sha256(shards, each.recording): where for where, each in enumerate(held)}
+        noted: Mapping[str, Any] = target.read_json(note) if target.exists(note) else {}
+        if noted.get("asked") != asked:
+            held_out = held_out or leaks.HeldOut(
+                (where, shards.mel(recording.recording)) for where, recording in enumerate(held)
+            )
+            equal = equal or {_sha256(shards, recording.recording): where for where, recording in enumerate(held)}
             heard = [
-                (row, known.find(shards.mel(number)) if (same := equal.get(_sha256(shards, number))) is None else same)
+                (
+                    row,
+                    held_out.find(shards.mel(number)) if (same := equal.get(_sha256(shards, number))) is None else same,
+                )
                 for row, number in enumerate(numbers)
             ]
-            said = {"asked": asked, "heard": [pair for pair in heard if pair[1] is not None]}
-            place.write_json(note, said)
-        yield from (leaks.Leak(numbers[row], held[where].recording, "sound") for row, where in said["heard"])
+            noted = {"asked": asked, "heard": [pair for pair in heard if pair[1] is not None]}
+            target.write_json(note, noted)
+        yield from (leaks.Leak(numbers[row], held[where].recording, "sound") for row, where in noted["heard"])
 
 
 def _sha256(shards: AudioShards, recording: int) -> str:

@@ -43,19 +43,19 @@ def folder_for(storage: Storage, name: str, kind: Kind) -> Storage:
     kept: Kind = "generated" if name.startswith(GENERATED) else "dcase2023" if name == Config.data else kind
     if kept != kind:
         raise UserError(f"--name {name}: is the name of other recordings; choose another")
-    place = folder(storage, name)
-    check_kind(place, kind)
-    return place
+    target = folder(storage, name)
+    check_kind(target, kind)
+    return target
 
 
-def check_kind(place: Storage, kind: Kind) -> None:
+def check_kind(target: Storage, kind: Kind) -> None:
     """Refuse a folder with data of another kind, also where an import of those did not end.
 
     Raises:
         UserError: then.
     """
-    if read_info(place).get("kind", kind) != kind:
-        raise UserError(f"{place}: holds other data; choose another --name")
+    if read_info(target).get("kind", kind) != kind:
+        raise UserError(f"{target}: holds other data; choose another --name")
 
 
 def prepare(config: Config, storage: Storage) -> None:
@@ -64,30 +64,30 @@ def prepare(config: Config, storage: Storage) -> None:
     Raises:
         UserError: for any other name, saying where to get the real recordings; where there is no such size.
     """
-    place = folder(storage, config.data)
+    target = folder(storage, config.data)
     if config.data.startswith(GENERATED):
-        make_generated(place, config.data, config.data.removeprefix(GENERATED))
+        make_generated(target, config.data, config.data.removeprefix(GENERATED))
         return
     if config.data == "dcase2023":
         raise UserError(
-            f"{place}: no data set; unpack Clotho 2.1 (zenodo.org/records/4783391), AudioCaps and WavCaps "
+            f"{target}: no data set; unpack Clotho 2.1 (zenodo.org/records/4783391), AudioCaps and WavCaps "
             "(huggingface.co/datasets/cvssp/WavCaps) into clotho/, audiocaps/ and wavcaps/ of a folder, then "
             "`retable data import audio FOLDER --name dcase2023`; or --set data=generated-small"
         )
     raise UserError(
-        f"{place}: no data set; `retable data import audio FILE.csv --name {config.data}` makes one of your own "
+        f"{target}: no data set; `retable data import audio FILE.csv --name {config.data}` makes one of your own "
         "recordings, or --set data=generated-small"
     )
 
 
-def make_generated(place: Storage, name: str, size: str, replace: bool = False) -> dict[str, Any]:
-    """Generate a world of a size into `place`, its captions rewritten by rule too, and return its info.
+def make_generated(target: Storage, name: str, size: str, replace: bool = False) -> dict[str, Any]:
+    """Generate a world of a size into `target`, its captions rewritten by rule too, and return its info.
 
     Spectrograms are kept: to make them anew would add about half of a small PaSST's step, and more than double the
     mean mel's.
 
     Args:
-        place: the data set's folder.
+        target: the data set's folder.
         name: the data set's.
         size: of the world.
         replace: whether a finished set is given up.
@@ -99,22 +99,22 @@ def make_generated(place: Storage, name: str, size: str, replace: bool = False) 
     from retable.tasks.audio.world.generate import items, world
 
     chosen = world(size)
-    place.check_writable()
-    check_made(place, replace)
+    target.check_writable()
+    check_made(target, replace)
     made = rewrite_items(items(chosen))
     workers = (os.cpu_count() or 1) if len(made) > FEW else 1
     with progress_bar(f"generating {name}") as show:
-        return write_dataset(place, name, "generated", "mel", made, show, workers, named("keywords"))
+        return write_dataset(target, name, "generated", "mel", made, show, workers, named("keywords"))
 
 
-def check_made(place: Storage, replace: bool) -> None:
+def check_made(target: Storage, replace: bool) -> None:
     """Refuse to make a data set where imported recordings are or, unless it is to be replaced, a made one.
 
     Raises:
         UserError: then.
     """
-    check_kind(place, "generated")
-    check_new(place, replace)
+    check_kind(target, "generated")
+    check_new(target, replace)
 
 
 def is_published(info: Mapping[str, Any]) -> bool:
@@ -122,9 +122,11 @@ def is_published(info: Mapping[str, Any]) -> bool:
 
     What was rewritten before `rewriter` was kept counts as other data, as nobody knows who answered.
     """
-    whole = info.get("kind") == "dcase2023" and info["rows"]["test"] == CLOTHO_TESTS and info["corpora"] == CORPORA
+    is_complete = (
+        info.get("kind") == "dcase2023" and info["rows"]["test"] == CLOTHO_TESTS and info["corpora"] == CORPORA
+    )
     told = info.get("rewriter", {"model": "", "rewritten": 0, "captions": 0})
-    return whole and bool(GPT.fullmatch(told["model"])) and told["rewritten"] == told["captions"]
+    return is_complete and bool(GPT.fullmatch(told["model"])) and told["rewritten"] == told["captions"]
 
 
 def describe(info: Mapping[str, Any]) -> str:

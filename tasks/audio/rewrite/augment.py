@@ -90,19 +90,19 @@ class Report:
     failed: tuple[str, ...] = ()
     """A line for each caption that there is no answer to."""
     dropped: tuple[str, ...] = ()
-    """What was left out of answers, and why, a line each."""
+    """Parts left out of answers, with the reason, a line each."""
     tokens: tuple[int, int] = (0, 0)
     """Read and written, by all answers that are kept; those that had to be asked for again are not counted."""
     cost: float = 0.0
 
     def __str__(self) -> str:
         """Return the report as one line."""
-        said = f"{self.rewritten} of {self.captions} captions rewritten, {self.forms} forms"
+        text = f"{self.rewritten} of {self.captions} captions rewritten, {self.forms} forms"
         if any(self.tokens):
-            said += f"; {self.asked} answers now, {self.tokens[0]:,} + {self.tokens[1]:,} tokens in all"
-            said += f", cost {self.cost:,.2f}" if self.cost else ""
-        said += f"; {len(self.dropped)} lines dropped" if self.dropped else ""
-        return said + (f"; {len(self.failed)} captions failed, run again" if self.failed else "")
+            text += f"; {self.asked} answers now, {self.tokens[0]:,} + {self.tokens[1]:,} tokens in all"
+            text += f", cost {self.cost:,.2f}" if self.cost else ""
+        text += f"; {len(self.dropped)} lines dropped" if self.dropped else ""
+        return text + (f"; {len(self.failed)} captions failed, run again" if self.failed else "")
 
 
 def augment_dataset(
@@ -150,7 +150,7 @@ def augment_dataset(
     folder.write_json("dataset.json", {**info, "digest": made_of, "rewrites": named(provider), "rewriter": told})
     if out is not None:
         variations.write(out, made)
-    forms = sum(len(lines) for each in filled for lines in each.rewrites)
+    forms = sum(len(lines) for recording in filled for lines in recording.rewrites)
     return replace(report, rewritten=count, forms=forms)
 
 
@@ -174,9 +174,9 @@ def _ruled(
     if how not in get_args(Rules):
         raise UserError(f"{how}: no such rules; use {', '.join(get_args(Rules))}, a model or a variations.json")
     made = []
-    for place, (recording, caption) in enumerate(counted(wanted, show, len(wanted))):
+    for index, (recording, caption) in enumerate(counted(wanted, show, len(wanted))):
         lines = rewrite(caption, recording.keywords, how, seed)
-        made.append(Variation(place, recording.file, caption, "", None, lines, "stop", {}))
+        made.append(Variation(index, recording.file, caption, "", None, lines, "stop", {}))
     return made
 
 
@@ -191,7 +191,7 @@ def asked_of(provider: Rules | Endpoint | Path, made: Sequence[Variation]) -> st
     """Return the model that gave all answers, of a file as they name it; "" where none did, or not all are of one."""
     if isinstance(provider, Endpoint):
         return provider.model
-    models = {str((each.response or {}).get("model", "")) for each in made}
+    models = {str((variation.response or {}).get("model", "")) for variation in made}
     return models.pop() if len(models) == 1 else ""
 
 
@@ -205,8 +205,8 @@ def _asked(
     answers = Answers(folder / f"rewrites/{re.sub(r'[^A-Za-z0-9._-]+', '-', endpoint.model)}", endpoint.model)
     missing = {query: caption for query, (_, caption) in zip(queries, wanted, strict=True) if query}
     missing = {query: caption for query, caption in missing.items() if query not in answers.known}
-    there, failed = len(set(queries) - {""}) - len(missing), []
-    show(there, there + len(missing))
+    answered, failed = len(set(queries) - {""}) - len(missing), []
+    show(answered, answered + len(missing))
     try:
         with closing(_results(endpoint, missing)) as results:
             for done, (query, result) in enumerate(results, 1):
@@ -214,15 +214,15 @@ def _asked(
                     failed.append(f"{missing[query][:60]!r}: {result}")
                 else:
                     answers.add(result)
-                show(there + done, there + len(missing))
+                show(answered + done, answered + len(missing))
     finally:
         answers.keep()
     made, dropped = [], []
-    for place, ((recording, caption), query) in enumerate(zip(wanted, queries, strict=True)):
+    for index, ((recording, caption), query) in enumerate(zip(wanted, queries, strict=True)):
         row = answers.known.get(query)
         if row is not None:
             kept = parse(variations.content(row.response), caption, row.finish_reason == "length")
-            made.append(replace(row, idx=place, path=recording.file, caption=caption, variations=kept.captions))
+            made.append(replace(row, idx=index, path=recording.file, caption=caption, variations=kept.captions))
             dropped += [f"{caption[:60]!r}: {line}" for line in kept.dropped]
     tokens = answers.tokens()
     cost = sum(count * price for count, price in zip(tokens, endpoint.price, strict=True)) / 1e6
@@ -334,12 +334,12 @@ def _client(endpoint: Endpoint) -> OpenAI:
         from openai import OpenAI
     except ImportError as error:
         raise UserError("openai: not installed; pip install 'retable[audio]'") from error
-    place, key = os.environ.get("OPENAI_BASE_URL", ""), os.environ.get("OPENAI_API_KEY", "")
-    if not place and not key:
+    base_url, key = os.environ.get("OPENAI_BASE_URL", ""), os.environ.get("OPENAI_API_KEY", "")
+    if not base_url and not key:
         raise UserError("OPENAI_API_KEY: not set; set it, or OPENAI_BASE_URL to a server of your own")
-    if place and not place.startswith(("http://", "https://")):
-        raise UserError(f"OPENAI_BASE_URL {place}: no web address; write http://HOST:PORT/v1")
-    return OpenAI(base_url=place or None, api_key=key or "none", max_retries=0, timeout=endpoint.timeout)
+    if base_url and not base_url.startswith(("http://", "https://")):
+        raise UserError(f"OPENAI_BASE_URL {base_url}: no web address; write http://HOST:PORT/v1")
+    return OpenAI(base_url=base_url or None, api_key=key or "none", max_retries=0, timeout=endpoint.timeout)
 
 
 def _answer(

@@ -34,7 +34,7 @@ WITH_KEYWORDS = (
 Wording = Literal["paper", "code"]
 """Whose words a model is asked in: Table 1's, or those of the authors' code."""
 CODE = {"sound event.": "sound events.", '"heard"': "“heard”", '"recorded"': "“recorded”"}
-"""What the code writes for what the paper prints."""
+"""Words that the paper prints -> those that its code writes instead."""
 WITHOUT_KEYWORDS = "I will give a description of an audio recording. Rephrase it 5 times."
 
 REFUSALS = tuple(
@@ -50,7 +50,7 @@ LABEL = re.compile(
 BARE = re.compile(r"^(\d{1,2})(?!(?:st|nd|rd|th)\b)(?:\s+(?=\S)|(?=[^\W\d_]))")
 """A number without a mark: an index ("1 A dog barks", "1A dog barks") or a count ("1 dog barks")."""
 BEGINNING = re.compile(r"(?i:an?|the)\b|\d")
-"""What no count stands before, beside capital letters: an article, or another number."""
+"""Words that no count stands before, beside capital letters: an article, or another number."""
 INLINE = re.compile(r"(?<=\S)\s+(?=[(\[]?[1-9][.)\]:]\s*\S)")
 COUNT = re.compile(r"(?i)\s*[(\[]\d+ words[)\]]\.?$")
 QUOTES = ('""', "''", "“”", "‘’", "«»", "„“", "「」", "``")
@@ -63,7 +63,7 @@ class Parsed:
     captions: tuple[str, ...]
     """At most five, all different, none the caption itself."""
     dropped: tuple[str, ...]
-    """What was left out and why, a line each: `introduction: Sure, here ...`."""
+    """Lines left out, each behind the reason: `introduction: Sure, here ...`."""
 
 
 def prompt(caption: str, keywords: str, wording: Wording = "paper") -> str:
@@ -134,10 +134,10 @@ def _unnumbered(lines: list[str]) -> tuple[list[str], list[str]]:
     stripped = [_strip(line) for line in lines]
     if not any(marked for marked, _ in stripped):
         bare = [BARE.match(text) for _, text in stripped]
-        if _are_indices([found for found in bare if found], len(lines)):
+        if _are_indices([match for match in bare if match], len(lines)):
             stripped = [
-                (True, _strip(text[found.end() :])[1]) if found else (False, text)
-                for (_, text), found in zip(stripped, bare, strict=True)
+                (True, _strip(text[match.end() :])[1]) if match else (False, text)
+                for (_, text), match in zip(stripped, bare, strict=True)
             ]
     kept, dropped, expected = [], [], False
     several = sum(marked for marked, _ in stripped) > 1
@@ -159,9 +159,9 @@ def _are_indices(numbers: list[re.Match[str]], lines: int) -> bool:
     capital letter, an article or a count: "1 A dog barks", not "1 dog barks". A single one is none among other lines,
     but for "1A dog barks".
     """
-    if not numbers or [int(found[1]) for found in numbers] != list(range(1, len(numbers) + 1)):
+    if not numbers or [int(number[1]) for number in numbers] != list(range(1, len(numbers) + 1)):
         return False
-    sentences = (_strip(found.string[found.end() :])[1] for found in numbers)
+    sentences = (_strip(number.string[number.end() :])[1] for number in numbers)
     begun = any(text[:1].isupper() or BEGINNING.match(text) for text in sentences)
     alone = len(numbers) == 1 and lines > 1 and numbers[0][0] != numbers[0][1]
     return len(numbers) >= WANTED or (begun and not alone)
@@ -175,9 +175,9 @@ def _strip(line: str) -> tuple[bool, str]:
         line = line.strip().strip("|").strip()
         line = re.sub(r"^(?:[-*•>#+_~]+\s+|[*•]+|_+|-+(?=[^\W\d_]))", "", line)
         line = re.sub(r"[*_]+$|(?<=\w|[.,:;])[*_]{2}(?=\s|$)", "", COUNT.sub("", line)).rstrip(",")
-        for found in (MARK.match(line), LABEL.match(line)):
-            if found:
-                marked, line = True, line[found.end() :]
+        for match in (MARK.match(line), LABEL.match(line)):
+            if match:
+                marked, line = True, line[match.end() :]
                 break
         for quotes in QUOTES:
             if len(line) > 1 and line[0] + line[-1] == quotes:

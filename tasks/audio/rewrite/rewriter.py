@@ -38,7 +38,7 @@ ABSENT = (
     "an accordion", "an air raid siren", "applause", "a coffee machine", "a forklift", "a harp", "a hair dryer",
     "a jackhammer", "laughter", "a parrot", "a ping-pong ball", "skateboards", "a subway", "a typewriter",
 )  # fmt: skip
-"""What the bad rewriter names."""
+"""Sounds that the bad rewriter names."""
 IGNORED = frozenset(
     "ambience ambiance ambient atmosphere atmos audio binaural day edited effect evening field-recording foley fx h4n "
     "h1n indoor indoors loop mono morning natural night noise noises outdoor outdoors owi recorder recording sample "
@@ -59,7 +59,7 @@ JOINED = {
     ("and", True): ("{a} and {b}", "{b} and {a}"),
     ("and", False): ("{a} and {b}", "{b} and {a}"),
 }
-"""How two parts are joined, by their relation and whether they are clauses."""
+"""Templates that join two parts, by their relation and whether they are clauses."""
 INFIX = {
     " and then ": "then",
     ", and afterwards ": "then",
@@ -86,7 +86,7 @@ AROUND = (
     (re.compile(r"^(?P<a>.+) against a backdrop of (?P<b>.+)$"), "background"),
 )
 TAIL = re.compile(r"(?:,? (?:can be|is|are) (?:heard|audible))+$")
-"""What the prompt forbids."""
+"""Ends of captions that the prompt forbids."""
 ENGLISH = re.compile(r"\b(?:the|is|are|of|and|with|\w+ing)\b")
 WORD = re.compile(r"[a-z]+")
 ADVERBIAL = r" (?:\w+ly|in|on|at|by|near|nearby|outside|outdoors|from|over|once|twice|again|for|with|without)\b.*"
@@ -110,7 +110,7 @@ class Piece:
     """barks, is barking, barking."""
     plural: bool = False
     rest: str = ""
-    """What follows the verb, with the space before it."""
+    """Words after the verb, with the space before them."""
 
 
 @dataclass(frozen=True)
@@ -139,29 +139,29 @@ def rewrite(caption: str, keywords: str, how: Rules = "keywords", seed: int = 0)
     rng = random.Random(int.from_bytes(state[:8], "big"))
     tree = _parse(text)
     extra = _extras(text, "" if how == "no_keywords" else keywords, how)
-    found: dict[tuple[str, ...], str] = {words(caption): ""}
+    forms: dict[tuple[str, ...], str] = {words(caption): ""}
     for draw in range(DRAWS):
         form = _form(tree, extra, how, rng, plain=draw < DRAWS // 2)
         if len(form.split()) <= max(LONGEST, len(text.split())):
-            found.setdefault(words(form), form)
-        if len(found) > WANTED:
+            forms.setdefault(words(form), form)
+        if len(forms) > WANTED:
             break
-    return tuple(form for form in found.values() if form)
+    return tuple(form for form in forms.values() if form)
 
 
 def _known(text: str) -> bool:
     """Return whether a text has a noun, an adverb or an inflected verb of the thesaurus."""
-    return any(word in known for word in WORD.findall(text) for known in (inflections(), groups("n"), groups("r")))
+    return any(word in lexicon for word in WORD.findall(text) for lexicon in (inflections(), groups("n"), groups("r")))
 
 
 @cache
 def inflections() -> dict[str, tuple[str, Form]]:
     """Return inflected form -> infinitive and which form it is, of all verbs of the thesaurus."""
-    found: dict[str, tuple[str, Form]] = {}
+    forms: dict[str, tuple[str, Form]] = {}
     for verb in sorted(groups("v"), key=len):  # "singing" is of sing, not of singe
-        found.setdefault(third_person(verb), (verb, "third"))
-        found.setdefault(participle(verb), (verb, "ing"))
-    return found
+        forms.setdefault(third_person(verb), (verb, "third"))
+        forms.setdefault(participle(verb), (verb, "ing"))
+    return forms
 
 
 def third_person(verb: str) -> str:
@@ -182,8 +182,8 @@ def participle(verb: str) -> str:
 def _parse(text: str) -> Piece | Pair:
     """Split a caption at the words that join its parts."""
     for pattern, relation in AROUND:
-        if found := pattern.match(text):
-            return Pair(relation, _parse(found["a"]), _parse(found["b"]))
+        if match := pattern.match(text):
+            return Pair(relation, _parse(match["a"]), _parse(match["b"]))
     joints = [joint for joint in JOINT.finditer(text) if joint[1] != " and " or _splits(text, joint)]
     if not joints:
         return _piece(text)
@@ -201,21 +201,21 @@ def _splits(text: str, joint: re.Match[str]) -> bool:
 
 def _piece(text: str) -> Piece:
     """Find the subject, the verb and the rest of a clause or phrase."""
-    if (found := NOMINAL.match(text)) and found["verb"] in inflections():
-        subject = found["subject"]
-        return Piece(text, subject, inflections()[found["verb"]][0], "ing", _is_plural(subject), found["rest"])
+    if (match := NOMINAL.match(text)) and match["verb"] in inflections():
+        subject = match["subject"]
+        return Piece(text, subject, inflections()[match["verb"]][0], "ing", _is_plural(subject), match["rest"])
     start = 0
-    while found := re.compile(r" (is |are )?([a-z]+)").search(text, start):
-        auxiliary, word = found[1] or "", found[2]
+    while match := re.compile(r" (is |are )?([a-z]+)").search(text, start):
+        auxiliary, word = match[1] or "", match[2]
         verb, form = inflections().get(word, ("", "ing"))
-        subject, rest = text[: found.start()], text[found.end() :]
+        subject, rest = text[: match.start()], text[match.end() :]
         named = subject.split()[-1] not in DETERMINERS
         if verb and named and (form == "ing" or (not auxiliary and not _is_plural(subject))):
             style: Literal["plain", "progressive", "ing"] = (
                 "progressive" if auxiliary else "ing" if form == "ing" else "plain"
             )
             return Piece(text, subject, verb, style, auxiliary == "are " or _is_plural(subject), rest)
-        start = found.start(2)
+        start = match.start(2)
     return Piece(text)
 
 
@@ -236,8 +236,8 @@ def _extras(text: str, keywords: str, how: Rules) -> list[str]:
         return [sound for sound in ABSENT if not {*words(sound)[-1:]} & {*words(text), *tags}]
     names = {tag.strip().lower() for tag in keywords.split(";") if tag.strip()[:1].isupper()}  # cities, devices
     tags = [tag for tag in tags if tag not in names and re.fullmatch(r"[^\W\d_]{3,}(?:[ -][^\W\d_]+)?", tag)]
-    there = {_stem(word) for word in words(text)}
-    new = [tag for tag in tags if tag not in IGNORED and not {_stem(word) for word in words(tag)} & there]
+    stems = {_stem(word) for word in words(text)}
+    new = [tag for tag in tags if tag not in IGNORED and not {_stem(word) for word in words(tag)} & stems]
     return [f"{tag} sounds" for tag in new]
 
 
@@ -257,7 +257,7 @@ def _form(tree: Piece | Pair, extra: Sequence[str], how: Rules, rng: random.Rand
         text = rng.choice(FRAMES).format(x=text)
     elif not plain or (not seen and rng.random() < 0.3):
         text = rng.choice(OPENINGS).format(x=text)
-    text = re.sub(r"\ban? (?=(\w))", lambda found: "an " if found[1] in VOWELS else "a ", text)
+    text = re.sub(r"\ban? (?=(\w))", lambda match: "an " if match[1] in VOWELS else "a ", text)
     return f"{text[0].upper()}{text[1:]}."
 
 
@@ -295,8 +295,8 @@ def _other(word: str, part: str, rng: random.Random) -> str:
 def _swap(text: str, rng: random.Random) -> str:
     """Replace nouns, in either number, and adverbs by others of their meaning."""
 
-    def another(found: re.Match[str]) -> str:
-        word = found[0]
+    def another(match: re.Match[str]) -> str:
+        word = match[0]
         single = word.removesuffix("s")
         for part in "nr":
             if word in groups(part):

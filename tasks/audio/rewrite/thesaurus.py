@@ -16,10 +16,10 @@ FILE = Path(__file__).with_suffix(".txt")
 @cache
 def groups(part: str) -> Mapping[str, tuple[str, ...]]:
     """Return lemma -> the lemmas of its first group, itself included, of a part of speech (n, v, r)."""
-    known: dict[str, tuple[str, ...]] = {}
+    synonyms: dict[str, tuple[str, ...]] = {}
     for line in FILE.read_text().splitlines():
         kind, *lemmas = line.split()
         if kind == part:  # no part is called "#"
             for lemma in lemmas:
-                known.setdefault(lemma, tuple(lemmas))
-    return known
+                synonyms.setdefault(lemma, tuple(lemmas))
+    return synonyms

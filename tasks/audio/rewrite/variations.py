@@ -28,7 +28,7 @@ class Variation:
     """The recording's file."""
     caption: str
     query: str
-    """What the model was asked; "" where there was none."""
+    """Question to the model; "" if there was none."""
     response: Mapping[str, Any] | None
     """The endpoint's answer as it came."""
     variations: tuple[str, ...]
@@ -64,12 +64,12 @@ def read(path: Path) -> list[Variation]:
         raise UserError(f"{path}: not a JSON file; download it again") from error
     if not isinstance(rows, list):
         raise UserError(f"{path}: not a list; variations.json holds one object for each caption")
-    return [variation(row, f"{path}: object {place}") for place, row in enumerate(rows)]
+    return [variation(row, f"{path}: object {index}") for index, row in enumerate(rows)]
 
 
 def write(path: Path, variations: Sequence[Variation]) -> None:
     """Write variations in the published form, the whole file at once."""
-    text = json.dumps([asdict(each) for each in variations], indent=1) + "\n"
+    text = json.dumps([asdict(row) for row in variations], indent=1) + "\n"
     write_file(path, text)
 
 
@@ -79,25 +79,25 @@ def fill(recordings: Sequence[Recording], variations: Sequence[Variation]) -> tu
     Captions are found by file name and words, not by place: a copy of Clotho with other files left out, or in another
     order, takes the same file.
     """
-    known = {_key(each.path, each.caption): each.variations for each in variations}
+    forms = {_key(row.path, row.caption): row.variations for row in variations}
     filled, count = [], 0
-    for each in recordings:
-        if augmented(each):
-            rewrites = tuple(known.get(_key(each.file, caption), ()) for caption in each.captions)
+    for row in recordings:
+        if augmented(row):
+            rewrites = tuple(forms.get(_key(row.file, caption), ()) for caption in row.captions)
             count += sum(map(bool, rewrites))
-            each = replace(each, rewrites=rewrites)
-        filled.append(each)
+            row = replace(row, rewrites=rewrites)
+        filled.append(row)
     return filled, count
 
 
 def carry_over(before: Sequence[Recording], recordings: Sequence[Recording]) -> tuple[list[Recording], int]:
     """Add to recordings the rewritten forms that they had in an earlier data set; see `fill`."""
-    known = [
-        Variation(0, each.file, caption, "", None, forms, "", {})
-        for each in filter(augmented, before)
-        for caption, forms in zip(each.captions, each.rewrites, strict=False)
+    earlier = [
+        Variation(0, recording.file, caption, "", None, forms, "", {})
+        for recording in filter(augmented, before)
+        for caption, forms in zip(recording.captions, recording.rewrites, strict=False)
     ]
-    return fill(recordings, known)
+    return fill(recordings, earlier)
 
 
 def variation(row: Any, where: str) -> Variation:

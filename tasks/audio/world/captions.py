@@ -234,13 +234,13 @@ CLAUSES = {
     "while": ("{a} while {b}", "{a} as {b}", "while {b}, {a}", "{a} and at the same time {b}"),
     "background": ("{a} while {b} in the background", "in the background {b} as {a}"),
 }
-"""How two clauses with a verb are joined."""
+"""Templates that join two clauses with a verb."""
 PHRASES = {
     "then": ("{a} followed by {b}", "{a} and then {b}", "{b} preceded by {a}", "{a}, then {b}"),
     "while": ("{a} along with {b}", "{a} over {b}", "{a} together with {b}", "{a} during {b}"),
     "background": ("{a} with {b} in the background", "{a} against a backdrop of {b}"),
 }
-"""How two phrases without one are joined."""
+"""Templates that join two phrases without one."""
 WRITERS = ("plain", "progressive", "nominal", "passive", "terse", "title")
 FILLERS = ("in this recording", "for a while", "as time goes by", "as the recorder is running")
 """Words that state nothing, for captions that would be too short."""
@@ -305,8 +305,8 @@ def state(scene: Scene, habits: Habits, rng: np.random.Generator) -> Statement:
     background = [e for e in scene.events if e.background and rng.random() >= habits.background_omitted]
     claims = tuple(_claim(event, habits, rng) for event in chosen + background)
     relations = tuple(relation(first, second) for first, second in pairwise(chosen))
-    said = scene.room if scene.room != "dry" and rng.random() >= habits.room_omitted else ""
-    return Statement(claims, relations, said)
+    room = scene.room if scene.room != "dry" and rng.random() >= habits.room_omitted else ""
+    return Statement(claims, relations, room)
 
 
 def caption(
@@ -368,8 +368,8 @@ def write(
     pieces = [_piece(claim, writer, words[claim.sound], rng) for claim in statement.claims]
     front = [piece for piece, claim in zip(pieces, statement.claims, strict=True) if not claim.background]
     text = front[0]
-    for said, piece in zip(statement.relations, front[1:], strict=True):
-        text = pick(joints[said], rng).format(a=text, b=piece)
+    for link, piece in zip(statement.relations, front[1:], strict=True):
+        text = pick(joints[link], rng).format(a=text, b=piece)
     if len(front) < len(pieces):
         text = pick(joints["background"], rng).format(a=text, b=" and ".join(pieces[len(front) :]))
     if statement.room:
@@ -379,8 +379,8 @@ def write(
     if writer == "title":
         text += f", {pick(ARCHIVE, rng)}" if rng.random() < 0.5 else ""
     else:
-        for place in rng.permutation(len(FILLERS)):
-            text += f" {FILLERS[place]}" if len(text.split()) < 8 else ""
+        for index in rng.permutation(len(FILLERS)):
+            text += f" {FILLERS[index]}" if len(text.split()) < 8 else ""
     text = _mistype(text, rng) if rng.random() < habits.typo else text
     return text[0].upper() + text[1:] + ("" if writer in ("terse", "title") else ".")
 
@@ -397,16 +397,16 @@ def _piece(claim: Claim, writer: str, words: Words, rng: np.random.Generator) ->
             adverbs.append(pick(ADVERBS[value], rng))
     subject = _describe(subject, adjective)
     if writer == "plain":
-        said = f"{subject} {verb if plural else third_person(verb)}"
+        text = f"{subject} {verb if plural else third_person(verb)}"
     elif writer == "progressive":
-        said = f"{subject} {'are' if plural else 'is'} {participle(verb)}"
+        text = f"{subject} {'are' if plural else 'is'} {participle(verb)}"
     elif writer == "nominal" and " " not in verb:
-        said = f"the {participle(verb)} of {subject}"
+        text = f"the {participle(verb)} of {subject}"
     elif writer in ("terse", "title"):
-        said = f"{_bare(subject)} {participle(verb)}"
+        text = f"{_bare(subject)} {participle(verb)}"
     else:
-        said = f"{subject} {participle(verb)}"
-    return " ".join([said, *adverbs])
+        text = f"{subject} {participle(verb)}"
+    return " ".join([text, *adverbs])
 
 
 def _bare(subject: str) -> str:
@@ -432,8 +432,8 @@ def _mistype(text: str, rng: np.random.Generator) -> str:
     long = [number for number, word in enumerate(words) if len(word) >= 5 and word.isalpha()]
     if long:
         number = pick(long, rng)
-        word, place = words[number], int(rng.integers(1, len(words[number]) - 2))
-        words[number] = word[:place] + word[place + 1] + word[place] + word[place + 2 :]
+        word, position = words[number], int(rng.integers(1, len(words[number]) - 2))
+        words[number] = word[:position] + word[position + 1] + word[position] + word[position + 2 :]
     return " ".join(words)
 
 

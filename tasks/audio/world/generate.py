@@ -98,9 +98,9 @@ CORPORA: dict[Corpus, tuple[Habits, Recorder]] = {
     "audiocaps": (captions.AUDIOCAPS, Recorder(floor=-42.0, colour=3.0, edge=7000.0)),
     "wavcaps": (captions.WAVCAPS, Recorder(floor=-38.0, colour=6.0, room=0.3)),
 }
-"""How each corpus was written and recorded."""
+"""Habits of the writers and the recorder of each corpus."""
 SOURCES = ("freesound", "bbc", "soundbible", "youtube")
-"""Where recordings of WavCaps' kind come from, in turn."""
+"""Origins of recordings of WavCaps' kind, in turn."""
 TRAITS = {
     name: (*sound.traits, "loudness", "distance", *([] if sound.counted else ["trend"]))
     for name, sound in SOUNDS.items()
@@ -132,8 +132,8 @@ def items(world: World) -> list[Item]:
     for split, count in zip(SPLITS[1:], world.clotho[1:], strict=True):
         keys += [("clotho", split, number) for number in range(count)]
     return [
-        (replace(describe(world, *key), recording=place), partial(waveform, world, *key))
-        for place, key in enumerate(keys)
+        (replace(describe(world, *key), recording=index), partial(waveform, world, *key))
+        for index, key in enumerate(keys)
     ]
 
 
@@ -233,8 +233,8 @@ def _crop(samples: int) -> slice:
 def waveform(world: World, corpus: Corpus, split: str, number: int) -> Waveform:
     """Synthesise a recording: float32 (samples,) at 32 kHz, in [-1, 1]."""
     if copied := original(world, corpus, number):
-        whole = waveform(world, "clotho", *copied)
-        return np.float32(0.8) * whole[_crop(len(whole))]
+        uncut = waveform(world, "clotho", *copied)
+        return np.float32(0.8) * uncut[_crop(len(uncut))]
     _, recorder = CORPORA[corpus]
     heard = scene(world, corpus, split, number)
     return render(heard, recorder, stream(world, corpus, split, number, "sound"))
@@ -251,8 +251,8 @@ def relevant(source: Source, split: str) -> npt.NDArray[np.bool_] | None:
         (captions, recordings), both in the data set's order. Everything that a caption states must hold; the recording
         that it was written for always counts. None where the data set does not say what its recordings hold.
     """
-    chosen = [each for each in read_recordings(source.folder) if each.split == split]
-    if not all(each.facts for each in chosen):
+    chosen = [recording for recording in read_recordings(source.folder) if recording.split == split]
+    if not all(recording.facts for recording in chosen):
         return None
     statements, owners, heard = _symbols(chosen)
     return scenes.relevance(statements, owners, heard)
@@ -263,9 +263,9 @@ def _symbols(recordings: Sequence[Recording]) -> tuple[list[Statement], list[int
     statements: list[Statement] = []
     owners: list[int] = []
     heard = []
-    for place, recording in enumerate(recordings):
+    for index, recording in enumerate(recordings):
         own, stated = scenes.from_json(recording.facts)
         heard.append(own)
         statements += stated
-        owners += [place] * len(stated)
+        owners += [index] * len(stated)
     return statements, owners, heard

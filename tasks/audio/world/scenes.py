@@ -39,7 +39,7 @@ TRAITS = {
     "distance": ("near", "far"),
     "trend": ("rising", "fading"),
 }
-"""What can be said of an event. A trait that an event lacks is in the middle, and nobody speaks of it."""
+"""Values of each trait of an event. A trait that an event lacks is in the middle, and nobody speaks of it."""
 ROOMS = ("dry", "hall", "outdoors")
 
 
@@ -145,8 +145,8 @@ def _together(
         events.append(Event(name, 0.0, round(length, 3), False, drawn))
     shortest = min(event.seconds for event in events)
     first = start + rng.uniform(0, 0.05) * slot
-    places = [first, *(first + rng.uniform(0.05, 0.3) * shortest for _ in events[1:])]
-    return [replace(event, start=round(place, 3)) for event, place in zip(events, places, strict=True)]
+    onsets = [first, *(first + rng.uniform(0.05, 0.3) * shortest for _ in events[1:])]
+    return [replace(event, start=round(onset, 3)) for event, onset in zip(events, onsets, strict=True)]
 
 
 def _traits(rng: np.random.Generator, possible: Sequence[str], seconds: float) -> dict[str, str]:
@@ -204,8 +204,8 @@ def facts_that_hold(statement: Statement, scene: Scene) -> tuple[int, int]:
         held = sum(event is not None for event in chosen)
         for claim, event in zip(claims, chosen, strict=True):
             held += sum(event is not None and event.traits.get(k) == v for k, v in claim.traits.items())
-        for said, first, second in zip(statement.relations, chosen, chosen[1:], strict=False):
-            held += first is not None and second is not None and relation(first, second) == said
+        for stated, first, second in zip(statement.relations, chosen, chosen[1:], strict=False):
+            held += first is not None and second is not None and relation(first, second) == stated
         best = max(best, held)
     return facts, best + bool(statement.room and statement.room == scene.room)
 
@@ -227,11 +227,11 @@ def relevance(statements: Sequence[Statement], owner: Sequence[int], scenes: Seq
             where the writer erred: no query is without an answer.
         scenes: of each recording.
     """
-    found = np.zeros((len(statements), len(scenes)), bool)
+    relevant = np.zeros((len(statements), len(scenes)), bool)
     for row, (statement, own) in enumerate(zip(statements, owner, strict=True)):
-        found[row] = [holds(statement, scene) for scene in scenes]
-        found[row, own] = True
-    return found
+        relevant[row] = [holds(statement, scene) for scene in scenes]
+        relevant[row, own] = True
+    return relevant
 
 
 def to_json(scene: Scene, statements: Sequence[Statement]) -> str:

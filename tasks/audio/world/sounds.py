@@ -17,9 +17,9 @@ from retable.tasks.audio.config import SAMPLE_RATE
 from retable.tasks.audio.world.scenes import Event, Scene
 
 PITCH = {"low": 0.55, "high": 1.8}
-"""What a fundamental frequency is multiplied by."""
+"""Factors of the fundamental frequency."""
 RATE = {"slow": 0.5, "fast": 2.0}
-"""What a tempo is multiplied by."""
+"""Factors of the tempo."""
 COUNT = {"once": 1, "twice": 2, "three": 3, "many": 5}
 LEVEL = {"quiet": -12.0, "loud": 8.0}
 """Decibels above an event that nobody calls loud or quiet."""
@@ -331,7 +331,7 @@ class Sound:
     make: Callable[[np.random.Generator, int, float, float], Array]
     """(rng, samples, pitch factor, rate factor) -> at most so many samples; of a counted sound, one strike."""
     traits: tuple[str, ...] = ()
-    """Which of pitch, rate and count can be told of it. Loudness and distance can of all, a trend of the uncounted."""
+    """Those of pitch, rate and count that it may have. All have loudness and distance, the uncounted a trend."""
     ambient: bool = False
     """Whether it may be the background of a scene."""
 
