@@ -115,9 +115,9 @@ def better(results: Results, pairs: Sequence[Pair], members: Sequence[AnyRow] = 
         members: of ensembles among them, which must pass the gate too.
         chances: comparisons of which any decides when it is lost.
     """
-    found = compare(results, pairs, chances)
+    outcome = compare(results, pairs, chances)
     compared = [row for pair in pairs for row in pair]
-    return judge(found if isinstance(found, Verdict) else missed(results, [*compared, *members]) or found)
+    return judge(outcome if isinstance(outcome, Verdict) else missed(results, [*compared, *members]) or outcome)
 
 
 def beats_linear(results: Results, one: AnyRow, linear: AnyRow) -> Verdict:
@@ -132,12 +132,12 @@ def ensemble_beats(results: Results, others: Mapping[str, AnyRow]) -> Verdict:
         results: of the table.
         others: label of the system that an ensemble has more or less -> the ensemble.
     """
-    there = {label: row for label, row in others.items() if ENSEMBLE in results and row in results}
+    rivals = {label: row for label, row in others.items() if ENSEMBLE in results and row in results}
     members, verdicts = [row for row in MEMBERS if row in results], {}
-    for label, other in there.items():
+    for label, other in rivals.items():
         joined = [*members, *(row for row in CANDIDATES if row.label == label)]
         name = f"{len(members)} members, {other.label.removeprefix('ensemble ')}"
-        verdicts[name] = better(results, [(ENSEMBLE, other)], joined, len(there))
+        verdicts[name] = better(results, [(ENSEMBLE, other)], joined, len(rivals))
     return join(verdicts)
 
 
@@ -146,8 +146,8 @@ def beats_best_member(results: Results) -> Verdict:
 
     That is the luckiest of equals, so each member is a chance to lose.
     """
-    there = [row for row in MEMBERS if row in results]
-    if ENSEMBLE not in results or not there:
+    members = [row for row in MEMBERS if row in results]
+    if ENSEMBLE not in results or not members:
         return untested("rows are missing")
 
     def score(row: AnyRow) -> float:
@@ -155,9 +155,9 @@ def beats_best_member(results: Results) -> Verdict:
         values = results.values(row, "map10")
         return float(values.mean()) if values.size else -np.inf
 
-    best = max(there, key=score)
-    verdict = better(results, [(ENSEMBLE, best)], there, len(there))
-    return join({f"{len(there)} members, against {best.label}": verdict})
+    best = max(members, key=score)
+    verdict = better(results, [(ENSEMBLE, best)], members, len(members))
+    return join({f"{len(members)} members, against {best.label}": verdict})
 
 
 def above(results: Results, row: AnyRow, level: Callable[[int], float]) -> Estimate | Verdict:
@@ -198,9 +198,11 @@ def above_published(results: Results, levels: Mapping[str, float]) -> Verdict:
     if (count := len(set(recordings.tolist()))) != CLOTHO_TESTS:
         among = f"the published values are among Clotho's {CLOTHO_TESTS:,}"
         return untested(f"{plural(count, 'recording')} to find; {among}")
-    found = {name: above(results, ENSEMBLE, partial(published, percent=level)) for name, level in levels.items()}
+    excesses = {name: above(results, ENSEMBLE, partial(published, percent=level)) for name, level in levels.items()}
     behind = missed(results, [ENSEMBLE, *(row for row in MEMBERS if row in results)])
-    return join({name: judge(each if isinstance(each, Verdict) else behind or each) for name, each in found.items()})
+    return join(
+        {name: judge(excess if isinstance(excess, Verdict) else behind or excess) for name, excess in excesses.items()}
+    )
 
 
 def rise(replicate: Replicate) -> float:
@@ -224,9 +226,9 @@ def lower(results: Results, quantity: Callable[[Replicate], float], about: str) 
     values = np.array([[quantity(replicate) for replicate in line] for line in lines])
     if not values.any():
         return untested(f"{about} 0 in every run")
-    found = mean_of([values[:, 0] - values[:, 1]], f"over {plural(len(lines), 'seed')}", ".3f")
+    difference = mean_of([values[:, 0] - values[:, 1]], f"over {plural(len(lines), 'seed')}", ".3f")
     without, rewritten = values.mean(axis=0)
-    return judge(found, about=f"{about} {without:.3f} without, {rewritten:.3f} with: lower by")
+    return judge(difference, about=f"{about} {without:.3f} without, {rewritten:.3f} with: lower by")
 
 
 BY_RULES = "; rules rewrote these captions: the words are WordNet's, and generated captions have their forms anyway"

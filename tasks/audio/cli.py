@@ -102,21 +102,21 @@ def index(
         made = update(folder, out, embedder, kind=kind, hop=hop, remote=remote, show=show, verify=verify)
     print_lines(made.remarks, "note: ", to=errors)
     print_lines(made.failures, "left out: ", to=errors)
-    said, left = made.info, f", {len(made.failures)} left out" if made.failures else ""
+    facts, left = made.info, f", {len(made.failures)} left out" if made.failures else ""
     if others := sum(made.others.values()):
         most = sorted(made.others.items(), key=lambda item: (-item[1], item[0]))
         left += f", {others} no recordings ({', '.join(f'{count} {suffix}' for suffix, count in most[:5])})"
-    twice = said["files"] - said["recordings"]
-    apart = f", one each {said['hop']:g} s" if said["hop"] != said["segment"] else ""
+    twice = facts["files"] - facts["recordings"]
+    apart = f", one each {facts['hop']:g} s" if facts["hop"] != facts["segment"] else ""
     copies = f" ({twice} of them copies)" if twice else ""
     console.print(
-        f"{out}: {said['files']} files{copies}, {said['segments']} segments of {said['segment']:g} s{apart}",
+        f"{out}: {facts['files']} files{copies}, {facts['segments']} segments of {facts['segment']:g} s{apart}",
         markup=False,
     )
     rate = f" ({made.added / (time.monotonic() - begun):,.0f} files/s)" if made.added else ""
     console.print(f"{made.added} embedded{rate}, {made.found} known by their content, {made.removed} removed{left}")
-    part = f"the index finds {said['recall']:.1%} of the ten nearest that an exact search would"
-    console.print("exact search" if said["kind"] == "flat" else f"{said['kind']}: {part}")
+    part = f"the index finds {facts['recall']:.1%} of the ten nearest that an exact search would"
+    console.print("exact search" if facts["kind"] == "flat" else f"{facts['kind']}: {part}")
     if judged := classes.line(embedder.score):
         console.print(f"the model: {judged}", markup=False)
 
@@ -175,18 +175,18 @@ def search(
     hits = find(opened, query, top, Among(min_seconds, under, name), itself)
     alone = like is None and not avoid
     p = p_value(opened, hits, embedder) if alone else None
-    said = told(opened, hits, p, alone)
+    note = told(opened, hits, p, alone)
     filters = {"--min-seconds": f"{min_seconds:g}" if min_seconds else "", "--under": under, "--name": name}
     if not hits and (given := " ".join(f"{option} {value}" for option, value in filters.items() if value)):
-        said = f"no recording of the index passes {given}"
+        note = f"no recording of the index passes {given}"
     for hit, is_good in [(numbered(number, hits), is_good) for number, is_good in marks]:  # all, or none
         mark(opened, words, hit, is_good)
     if page:
-        write_page(page, opened, words, like, hits, said)
+        write_page(page, opened, words, like, hits, note)
     if as_json:
         typer.echo(to_json(opened, words, like, hits, p))
         return
-    print_lines((*([said] if said else []), *lines(hits)))
+    print_lines((*([note] if note else []), *lines(hits)))
     if marks:
         console.print(f"{len(marks)} marked; to fine-tune on them: retable audio pairs {place} FILE.csv", markup=False)
     if page:
@@ -242,15 +242,15 @@ def shell(
             if 1 <= (number := hit_number(typed.strip()) or 0) <= len(hits):
                 play(opened, hits[number - 1])
                 continue
-            if found := marked(typed, hits):
-                mark(opened, words, *found)
-                console.print(f"{'good' if found[1] else 'bad'}: {found[0].file}", markup=False)
+            if marking := marked(typed, hits):
+                mark(opened, words, *marking)
+                console.print(f"{'good' if marking[1] else 'bad'}: {marking[0].file}", markup=False)
                 continue
             opened = refresh(opened)
             query = query_vector(embedder, typed.strip(), None, opened.refit)
             words, hits = typed.strip(), find(opened, query, top)
-            said = told(opened, hits, p_value(opened, hits, embedder))
-            print_lines((*([said] if said else []), *lines(hits)))
+            note = told(opened, hits, p_value(opened, hits, embedder))
+            print_lines((*([note] if note else []), *lines(hits)))
         except UserError as error:
             errors.print(str(error), markup=False)
         console.print()
@@ -379,7 +379,7 @@ def anchors(
 
     made = fit_file(file, folder, data or (), Storage.open(storage))
     used, passed = (
-        ", ".join(f"{name} ({count})" for name, count in sorted(each.items())) for each in (made.heard, made.passed)
+        ", ".join(f"{name} ({count})" for name, count in sorted(counts.items())) for counts in (made.heard, made.passed)
     )
     left = f"; of no known class, not used: {passed}" if passed else ""
     words = f"those of {', '.join(data)}" if data else "those of the generator; name others by --data"
@@ -551,9 +551,9 @@ def export(
         check_target(file, overwrite)
         where = Storage.open(storage)
         trained = api.load(run, where, task="audio")
-        folds, known = test_folds(trained.config, where)
+        folds, all_known = test_folds(trained.config, where)
         fold = fold_of(folds, run)
         score = judge(open_embedder(run, where), classes, fold, trained.config)
-        score["on"] += "" if known else "; what the weights that it started from were trained on is not known"
+        score["on"] += "" if all_known else "; what the weights that it started from were trained on is not known"
         console.print(line(score), markup=False)
     export("audio", run, storage, file, overwrite=overwrite, epoch=epoch, licence=licence, score=score)

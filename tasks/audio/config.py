@@ -100,7 +100,7 @@ class Pretrained:
     dropout: float = 0.2
     """Of hidden layers and attention: the code's; the paper does not say."""
     pooling: Literal["class", "mean"] = added("class")
-    """What stands for a caption: its class token, as in the paper, or the mean over its tokens, as Sentence-BERT's
+    """Vector of a caption: its class token's, as in the paper, or the mean over its tokens, as Sentence-BERT's
     encoders were trained."""
     frozen: bool = added(False)
     """Whether its weights stay as they are, and only the projection behind it is trained."""
@@ -138,7 +138,7 @@ class Config:
     leaks: Literal["exclude", "include"] = "exclude"
     """Training recordings that are also in the validation or test set: left out, or (the paper's code) kept."""
     train_on: Literal["training", "training_validation", "all"] = added("training")
-    """Which splits are trained on. `all` is what the paper's authors submitted (section 4): the training, validation
+    """Splits that are trained on. `all` is what the paper's authors submitted (section 4): the training, validation
     and test set, once everything was chosen. Nothing is scored on a split that was trained on."""
     audio: Passt | Cnn14 | MeanMel = field(default_factory=Passt)
     text: Pretrained | Untrained = field(default_factory=Pretrained)
@@ -151,7 +151,7 @@ class Config:
     projection: int = 1024
     """Length of the vectors that are compared."""
     temperature: float = 0.01
-    """What similarities are divided by at first; it is learnt."""
+    """Initial divisor of the similarities; it is learnt."""
     learn_temperature: bool = True
     augmentation: float = 0.0
     """Probability that a caption of Clotho is replaced by one of its rewritten forms."""
@@ -178,8 +178,8 @@ class Config:
     """End after so many epochs without a better validation mAP@10, and keep the best epoch's weights; 0: never. As many
     as `epochs`: keep the best epoch's weights, and never end early."""
     init: Scratch | Parent | Weights = field(default_factory=Scratch)
-    """What the encoders start from besides their own weights: fine-tuning names its pre-training here. Its last epoch
-    (`init.checkpoint` 0) is its best one where it has patience."""
+    """Starting point of the encoders besides their own weights: fine-tuning names its pre-training here. Its last
+    epoch (`init.checkpoint` 0) is its best one where it has patience."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -215,8 +215,8 @@ def trained_on(config: Config) -> TrainOn:
     Raises:
         UserError: where a parent's overrides fit no config.
     """
-    found = [each.train_on for each in lineage(config) if each.data == config.data]
-    return max(found, key=lambda name: len(SPLITS[name]))
+    choices = [ancestor.train_on for ancestor in lineage(config) if ancestor.data == config.data]
+    return max(choices, key=lambda name: len(SPLITS[name]))
 
 
 PAPER: dict[str, object] = {
@@ -226,7 +226,7 @@ PAPER: dict[str, object] = {
     "shift_bands": True,
     "precision": "float16",
 }
-"""What the paper's code does and its text does not say."""
+"""Settings of the paper's code that its text does not state."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,39 +141,41 @@ class Recordings:
         """
         own = share(self.batch, rank, world)
         order = self._order(epoch)
-        places = np.arange(start * self.batch, self.steps * self.batch).reshape(-1, self.batch)[:, own]
-        chosen = [self._choose(epoch, place, int(order[place])) for place in places.ravel().tolist()]
+        positions = np.arange(start * self.batch, self.steps * self.batch).reshape(-1, self.batch)[:, own]
+        chosen = [self._choose(epoch, position, int(order[position])) for position in positions.ravel().tolist()]
         sounds = self._sounds([clip for clip, _ in chosen])
-        rows = places.shape[1]
+        rows = positions.shape[1]
         for first in range(0, len(chosen), rows):
             clips, captions = zip(*chosen[first : first + rows], strict=True)
             yield collate([next(sounds) for _ in clips], clips, captions, self.features)
 
     def validation(self, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Yield this rank's share of the validation recordings, whole and without captions: every `world`-th one."""
-        return self.embedding([each for each in self.recordings if each.split == "validation"][rank::world])
+        return self.embedding(
+            [recording for recording in self.recordings if recording.split == "validation"][rank::world]
+        )
 
     def embedding(self, recordings: Sequence[Recording]) -> Iterator[Batch]:
         """Yield recordings whole, in order and without captions; at most `config.batch` at once, fewer of long ones."""
-        whole = [Clip(each.recording, 0, extent(each, self.features)) for each in recordings]
-        sounds = self._sounds(whole)
+        uncut = [Clip(recording.recording, 0, extent(recording, self.features)) for recording in recordings]
+        sounds = self._sounds(uncut)
         size = EVALUATED * RATE[self.features]
-        for clips in bounded(whole, lambda clip: clip.stop - clip.start, size, self.config.batch):
+        for clips in bounded(uncut, lambda clip: clip.stop - clip.start, size, self.config.batch):
             yield collate([next(sounds) for _ in clips], clips, (), self.features)
 
     def _order(self, epoch: int) -> Array:
-        """Return which item stands at each place of an epoch: one shuffled pass over all, or as many as it takes."""
+        """Return which item stands at each position of an epoch: one shuffled pass over all, or as many as it takes."""
         passes = -(-self.steps * self.batch // len(self._items))
         drawing = [generator(self.config.seed, ORDER, epoch, number) for number in range(passes)]
-        return np.concatenate([each.permutation(len(self._items)) for each in drawing])
+        return np.concatenate([random.permutation(len(self._items)) for random in drawing])
 
-    def _choose(self, epoch: int, place: int, item: int) -> tuple[Clip, str]:
-        """Return what a place of an epoch holds: which part of an item's recording, and its caption."""
+    def _choose(self, epoch: int, position: int, item: int) -> tuple[Clip, str]:
+        """Return what a position of an epoch holds: which part of an item's recording, and its caption."""
         recording, caption = self._items[item]
-        random = generator(self.config.seed, CLIPS, epoch, place)
-        whole, length = extent(recording, self.features), round(self.config.clip_seconds * RATE[self.features])
-        start = int(random.integers(max(whole - length, 0) + 1))
-        return Clip(recording.recording, start, min(start + length, whole)), self._words(recording, caption, random)
+        random = generator(self.config.seed, CLIPS, epoch, position)
+        total, length = extent(recording, self.features), round(self.config.clip_seconds * RATE[self.features])
+        start = int(random.integers(max(total - length, 0) + 1))
+        return Clip(recording.recording, start, min(start + length, total)), self._words(recording, caption, random)
 
     def _words(self, recording: Recording, caption: int, random: np.random.Generator) -> str:
         """Return a caption, or with some probability one of its rewritten forms."""
@@ -217,31 +219,38 @@ def training_recordings(recordings: Sequence[Recording], config: Config, listed:
         listed: see `leaks.read_listed`.
     """
     splits = SPLITS[config.train_on]
-    scored = {origin(each) for each in recordings if each.split not in splits} - {""}
+    scored = {origin(recording) for recording in recordings if recording.split not in splits} - {""}
 
-    def leaks(each: Recording) -> bool:
+    def leaks(recording: Recording) -> bool:
         if config.train_on == "all":
-            return each.recording in listed
-        return each.leak or (each.split != "training" and origin(each) in scored)
+            return recording.recording in listed
+        return recording.leak or (recording.split != "training" and origin(recording) in scored)
 
     return [
-        each
-        for each in recordings
-        if each.split in splits and each.corpus in config.corpora and not (config.leaks == "exclude" and leaks(each))
+        recording
+        for recording in recordings
+        if recording.split in splits
+        and recording.corpus in config.corpora
+        and not (config.leaks == "exclude" and leaks(recording))
     ]
 
 
 def queries(recordings: Iterable[Recording], split: str) -> list[tuple[str, int]]:
     """Return each caption of a split, with the number of its recording."""
-    return [(caption, each.recording) for each in recordings if each.split == split for caption in each.captions]
+    return [
+        (caption, recording.recording)
+        for recording in recordings
+        if recording.split == split
+        for caption in recording.captions
+    ]
 
 
 def fetch(piece: Mapping[str, Any], folder: Storage, info: Mapping[str, Any]) -> dict[str, Array]:
     """Read the clips of a piece: their sound one after another, and the length of each."""
     shards = AudioShards(folder, info)
-    clips = [Clip(*each) for each in piece["clips"]]
-    found = [cut(shards.stored(clip.recording), clip, info["features"]) for clip in clips]
-    return {"audio": np.concatenate(found), "sizes": np.array([len(each) for each in found])}
+    clips = [Clip(*part) for part in piece["clips"]]
+    sounds = [cut(shards.stored(clip.recording), clip, info["features"]) for clip in clips]
+    return {"audio": np.concatenate(sounds), "sizes": np.array([len(part) for part in sounds])}
 
 
 def extent(recording: Recording, features: str) -> int:

@@ -124,19 +124,19 @@ def make(
         raise UserError(f"--size {size}: scenes have none; use --training and --validation")
     chosen = name or f"{GENERATED}{size}"
     root = Storage.open(storage)
-    place = folder_for(root, chosen, "generated")
+    target = folder_for(root, chosen, "generated")
     with one_maker(root, f"audio/{chosen}"):
         if scenes:
             numbers = {"training": training, "validation": validation, "test_fold": test_fold, "alone": alone}
             numbers |= {"seed": seed, "all_folds": all_folds}
-            tell(place, compose(scenes, place, chosen, numbers, features, workers, replace))
+            tell(target, compose(scenes, target, chosen, numbers, features, workers, replace))
         else:
-            tell(place, make_generated(place, chosen, size, replace))
+            tell(target, make_generated(target, chosen, size, replace))
 
 
 def compose(
     source: Path,
-    place: Storage,
+    target: Storage,
     name: str,
     numbers: Mapping[str, Any],
     features: Literal["waveform", "mel"],
@@ -147,7 +147,7 @@ def compose(
 
     Args:
         source: the recordings.
-        place: the data set's folder.
+        target: the data set's folder.
         name: the data set's.
         numbers: fields of `Composition`; `test_fold` among them.
         features: what is kept of a scene.
@@ -159,7 +159,7 @@ def compose(
     from retable.tasks.audio.rewrite.augment import named, rewrite_items
     from retable.tasks.audio.tools.compose import Composition, clips, items
 
-    check_made(place, replace)
+    check_made(target, replace)
     folds = sorted({clip.fold for clip in clips(source)} - {numbers["test_fold"]})
     if len(folds) < 2:
         raise UserError(
@@ -169,19 +169,21 @@ def compose(
     made = rewrite_items(items(composition))
     with progress_bar(f"composing {name}") as show:
         held = numbers["test_fold"]
-        return write_dataset(place, name, "generated", features, made, show, workers, named("keywords"), test_fold=held)
+        return write_dataset(
+            target, name, "generated", features, made, show, workers, named("keywords"), test_fold=held
+        )
 
 
-def tell(place: Storage, info: Mapping[str, Any]) -> None:
+def tell(target: Storage, info: Mapping[str, Any]) -> None:
     """Print what a data set holds, and the files that are not in it."""
     from retable.tasks.audio.collect.recordings import LEFT_OUT, REMARKS
     from retable.tasks.audio.prepare.prepare import describe
 
-    print_lines(place.read_json(REMARKS) if place.exists(REMARKS) else (), "note: ", to=errors)
-    print_lines(place.read_json(LEFT_OUT) if info["left_out"] else (), "left out: ", to=errors)
+    print_lines(target.read_json(REMARKS) if target.exists(REMARKS) else (), "note: ", to=errors)
+    print_lines(target.read_json(LEFT_OUT) if info["left_out"] else (), "left out: ", to=errors)
     for line in filter(None, (info.get("cut"), info.get("gone"))):
         errors.print(line, markup=False)
-    console.print(f"{place}: {describe(info)}", markup=False)
+    console.print(f"{target}: {describe(info)}", markup=False)
 
 
 def check(
@@ -235,11 +237,11 @@ def import_(
     if source.is_dir():
         if folder:
             raise UserError("--folder: is for a CSV; leave it out")
-        place = folder_for(where, name, "dcase2023")
+        target = folder_for(where, name, "dcase2023")
         with one_maker(where, f"audio/{name}"):
             info = import_entries(
                 layouts.challenge(source),
-                place,
+                target,
                 name,
                 "dcase2023",
                 features=features,
@@ -247,7 +249,7 @@ def import_(
                 workers=workers,
                 replacing=replace,
             )
-            tell(place, info)
+            tell(target, info)
     elif exclude:
         raise UserError("--exclude: is for the collections; take the rows out of your own CSV")
     else:
@@ -272,10 +274,10 @@ def import_table(
     from retable.tasks.audio.prepare.importer import import_own
     from retable.tasks.audio.prepare.prepare import folder_for
 
-    place = folder_for(storage, name, "own")
+    target = folder_for(storage, name, "own")
     with one_maker(storage, f"audio/{name}"):
-        info = import_own(table, place, name, folder=folder, features=features, workers=workers, replacing=replacing)
-    tell(place, info)
+        info = import_own(table, target, name, folder=folder, features=features, workers=workers, replacing=replacing)
+    tell(target, info)
     return info
 
 

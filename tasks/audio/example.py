@@ -26,7 +26,7 @@ ANSWER = (
     "The noise of someone tapping their fingernails is audible.",
     "Nails are rhythmically tapping on a hard metal object.",
 )
-"""What GPT-3.5-turbo answered (Table 1)."""
+"""Answer of GPT-3.5-turbo (Table 1)."""
 WANTED, LONGEST, FORBIDDEN = 5, 19, {"heard", "recorded"}
 """The prompt's rules: five sentences of fewer than 20 words, without these two words."""
 MODEL, RULES = "GPT-3.5-turbo (paper)", "offline rewriter"

@@ -41,9 +41,9 @@ class Exported:
     weights: Mapping[str, Tensor]
     """Of both encoders; the tokenizer is among them."""
     source: str
-    """What opens it again: the file's name."""
+    """Name of the file, which opens it again."""
     anchors: Anchors | None = None
-    """What words are searched by that it was not trained on."""
+    """Anchors by which words are searched that it was not trained on."""
 
     @property
     def fingerprint(self) -> str:
@@ -94,9 +94,9 @@ def write_export(run: TrainedRun, epoch: int = 0, **more: Any) -> bytes:
     Raises:
         UserError: where the epoch was not kept.
     """
-    folds, known = test_folds(run.config, run.folder.storage)
-    said = export.about(run, epoch, **more, test_folds=folds if known else None)
-    return export.sealed(run.weights(epoch), export.described(FORMAT, run.config, said))
+    folds, all_known = test_folds(run.config, run.folder.storage)
+    provenance = export.about(run, epoch, **more, test_folds=folds if all_known else None)
+    return export.sealed(run.weights(epoch), export.described(FORMAT, run.config, provenance))
 
 
 def test_folds(config: Config, storage: Storage) -> tuple[list[int], bool]:
@@ -113,24 +113,24 @@ def test_folds(config: Config, storage: Storage) -> tuple[list[int], bool]:
         of older versions, it is not.
     """
     before = parent(config)
-    folds, known = test_folds(before, storage) if before else ([], True)
+    folds, all_known = test_folds(before, storage) if before else ([], True)
     if isinstance(config.init, Weights):
-        folds, known = _folds_of_weights(config.init.sha256, storage)
+        folds, all_known = _folds_of_weights(config.init.sha256, storage)
     info = RunFolder.of(storage, find("audio"), config).provenance().get("data")
     data = f"data/audio/{config.data}/dataset.json"
     if info is None and storage.exists(data):
         info = storage.read_json(data)
     own = [0 if config.train_on == "all" else info["test_fold"]] if info and "test_fold" in info else []
-    return [*folds, *own], known and info is not None
+    return [*folds, *own], all_known and info is not None
 
 
 def _folds_of_weights(digest: str, storage: Storage) -> tuple[list[int], bool]:
     """Return `test_folds` of weights on a storage, as an exported file says it, or of the run whose epoch they are."""
     path, task = f"weights/{digest}.safetensors", find("audio")
     metadata = weights.metadata(storage.read(path)) if storage.exists(path) else None
-    said = json.loads((metadata or {}).get("provenance", "{}"))
-    if "test_folds" in said:
-        return said["test_folds"], True
+    provenance = json.loads((metadata or {}).get("provenance", "{}"))
+    if "test_folds" in provenance:
+        return provenance["test_folds"], True
     for name in storage.folders("runs/audio"):
         run = RunFolder(storage, "audio", name)
         if digest in ((run.result() or {}).get("weights") or {}).values():
@@ -145,10 +145,10 @@ def write_adopted(pair: Exported | Clap, **more: Any) -> bytes:
         pair: the two encoders.
         **more: what else the file is to say of itself, such as `licence`.
     """
-    said = {**pair.about, **{name: value for name, value in more.items() if value}}
+    provenance = {**pair.about, **{name: value for name, value in more.items() if value}}
     if isinstance(pair, Exported):
-        return export.sealed(pair.weights, export.described(FORMAT, pair.config, said))
-    return export.sealed(pair.weights, {"format": clap.FORMAT, "provenance": json.dumps(said, sort_keys=True)})
+        return export.sealed(pair.weights, export.described(FORMAT, pair.config, provenance))
+    return export.sealed(pair.weights, {"format": clap.FORMAT, "provenance": json.dumps(provenance, sort_keys=True)})
 
 
 def with_anchors(data: bytes, anchors: Anchors) -> bytes:
@@ -174,13 +174,13 @@ def read_export(data: bytes, name: str) -> Exported | Clap:
         UserError: where it is no such file, or is damaged.
     """
     metadata, tensors = export.opened(data, name, "model", REMEDY, FORMAT, clap.FORMAT)
-    said = export.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
+    provenance = export.read_json(metadata, "provenance", name, REMEDY) if "provenance" in metadata else {}
     if metadata["format"] == clap.FORMAT:
-        return Clap(said, tensors, name)
+        return Clap(provenance, tensors, name)
     anchors = {key: tensors.pop(key).numpy() for key in [*tensors] if key.startswith(PREFIX)}
     fields = export.read_json(metadata, "config", name, REMEDY)
     try:
-        return Exported(said, override(Config(), renamed(fields)), tensors, name, anchors_of(anchors))
+        return Exported(provenance, override(Config(), renamed(fields)), tensors, name, anchors_of(anchors))
     except (UserError, ValueError) as error:
         raise UserError(f"{name}: {error}; {REMEDY}") from error
 

@@ -30,8 +30,8 @@ def draw_validation(results: Results, labels: Sequence[str]) -> Drawing:
 
     drawing = Drawing(figsize=(6, 3.8), layout="constrained")
     axis = drawing.subplots()
-    found = {label: rows for label in labels if (rows := results.select(label))}
-    for number, (label, rows) in enumerate(found.items()):
+    selected = {label: rows for label in labels if (rows := results.select(label))}
+    for number, (label, rows) in enumerate(selected.items()):
         losses = np.stack([validation_losses(replicate) for replicate in rows])
         mean = losses.mean(axis=0)
         bars = [mean - losses.min(axis=0), losses.max(axis=0) - mean]

@@ -61,8 +61,8 @@ class RetrievalLearner:
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
         inputs = self._inputs(batch)
-        whole = not 0 < self.config.chunk < len(batch.recording)
-        loss = self._backward(inputs, batch) if whole else self._backward_in_chunks(inputs, batch)
+        at_once = not 0 < self.config.chunk < len(batch.recording)
+        loss = self._backward(inputs, batch) if at_once else self._backward_in_chunks(inputs, batch)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.done += 1

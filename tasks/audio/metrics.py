@@ -54,8 +54,8 @@ def check_finite(similarity: Array) -> None:
 
 def recall(better: Array, tied: Array, k: int) -> Float[Array, " queries"]:
     """Return the probability that the one relevant item is among the first k: R@k of each query."""
-    found: Array = np.clip(k - better, 0, tied + 1) / (tied + 1)
-    return found
+    probability: Array = np.clip(k - better, 0, tied + 1) / (tied + 1)
+    return probability
 
 
 def reciprocal_rank(better: Array, tied: Array, depth: int = DEPTH) -> Float[Array, " queries"]:
@@ -73,13 +73,13 @@ def columns_of(query_recording: Array, item_recording: Array) -> Int[Array, " qu
         ValueError: where a recording has two columns, or a query's has none.
     """
     order = np.argsort(item_recording, kind="stable")
-    known = np.asarray(item_recording)[order]
-    if (known[1:] == known[:-1]).any():
+    ordered = np.asarray(item_recording)[order]
+    if (ordered[1:] == ordered[:-1]).any():
         raise ValueError("a recording is among the items twice")
-    place = np.searchsorted(known, query_recording).clip(max=max(0, len(known) - 1))
-    if not len(known) or (known[place] != query_recording).any():
+    position = np.searchsorted(ordered, query_recording).clip(max=max(0, len(ordered) - 1))
+    if not len(ordered) or (ordered[position] != query_recording).any():
         raise ValueError("a query's recording is not among the items")
-    columns: Array = order[place]
+    columns: Array = order[position]
     return columns
 
 
@@ -192,9 +192,9 @@ def average_precision(ties: Ties, relevant: Int[Array, " queries"], depth: int) 
     Source of the expectation: McSherry and Najork 2008, *Computing information retrieval performance measures
     efficiently in the presence of tied scores*, section 2.3.
     """
-    count, hits, earlier, place = places(ties, depth)
+    count, hits, earlier, position = places(ties, depth)
     probability = hits / np.maximum(count, 1)
-    beside = (place - 1) * (hits - 1) / np.maximum(count - 1, 1)
+    beside = (position - 1) * (hits - 1) / np.maximum(count - 1, 1)
     precision = probability * (earlier + 1 + beside) / np.arange(1, depth + 1)
     divided: Array = np.divide(precision.sum(axis=1), relevant, out=np.full(len(relevant), np.nan), where=relevant > 0)
     return divided
@@ -205,8 +205,8 @@ def any_recall(ties: Ties, relevant: Int[Array, " queries"], k: int) -> Float[Ar
 
     Not a number for queries without a relevant item (`relevant` counts them all).
     """
-    count, hits, _, place = places(ties, k)
-    left = np.maximum(count - place + 1, 1)
+    count, hits, _, position = places(ties, k)
+    left = np.maximum(count - position + 1, 1)
     missed = np.where(hits == 0, 1, np.clip(left - hits, 0, None) / left)
     return np.where(relevant > 0, 1 - missed.prod(axis=1), np.nan)
 
@@ -225,8 +225,8 @@ def audio_to_text(ties: Ties, captions: Int[Array, " recordings"]) -> dict[str, 
         ties: groups of captions, of which a recording's own are relevant, (recordings, at least 10).
         captions: how many captions a recording has; not a number comes of none.
     """
-    found = {"a2t_map10": average_precision(ties, captions, DEPTH)}
-    return found | {f"a2t_r{k}": any_recall(ties, captions, k) for k in CUTS}
+    scores = {"a2t_map10": average_precision(ties, captions, DEPTH)}
+    return scores | {f"a2t_r{k}": any_recall(ties, captions, k) for k in CUTS}
 
 
 def per_query(summaries: Summaries) -> dict[str, Array]:

@@ -37,7 +37,7 @@ EMBEDDED: dict[tuple[str, ...], Array] = {}
 LOADED: list[tuple[Config, str, DualEncoder]] = []
 """The last model with its config and its weights' fingerprint, until the last shard of a split."""
 FITTING: dict[tuple[str, ...], Array | None] = {}
-"""Which recordings the last split's captions fit: all models need that again."""
+"""Relevance of the last split's recordings to its captions: all models need it again."""
 
 
 def check(config: Config, view: View) -> None:
@@ -136,12 +136,12 @@ def embed_audio(model: Encoders, recordings: Iterable[Array], features: str = "w
         recordings: float32 each, (samples,) or, with features "mel", (frames, 128).
         features: "waveform" or "mel".
     """
-    device, found = device_of(model.parameters()), []
+    device, vectors = device_of(model.parameters()), []
     for some in bounded(recordings, len, SECONDS * RATE[features]):
         lengths = torch.tensor([len(sound) for sound in some])
         audio = pad_sequence([torch.tensor(sound) for sound in some], batch_first=True)
-        found.append(model.embed_audio(audio.to(device), lengths.to(device), features).float().cpu().numpy())
-    return np.concatenate(found)
+        vectors.append(model.embed_audio(audio.to(device), lengths.to(device), features).float().cpu().numpy())
+    return np.concatenate(vectors)
 
 
 @torch.inference_mode()

@@ -38,7 +38,7 @@ class Reduced:
     """A reduced setting."""
 
     overrides: Changes
-    """What every run changes."""
+    """Overrides of every run."""
     pre_training: Changes
     fine_tuning: Changes
     audio: Mapping[str, Changes]
@@ -50,7 +50,7 @@ class Reduced:
     rows: Collection[str] | None = None
     """Labels of the rows that are trained; None: all."""
     why: str = ""
-    """Why the others are left out."""
+    """Reason why the others are left out."""
 
     def row(self, row: Row | Measurement) -> Row | Measurement | str:
         """Return a row with the encoders and training of this size, or why it is left out; what is counted stays."""

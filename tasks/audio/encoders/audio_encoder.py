@@ -83,8 +83,8 @@ class AudioEncoder(nn.Module):
         counts = (lengths // size + (lengths % size >= shortest)).clamp(min=1)
         pieces = _cut(audio, lengths, size, int(counts.max()), SILENCE if features == "mel" else 0.0)
         heard = torch.arange(pieces.shape[1], device=counts.device) < counts[:, None]
-        whole = pieces[heard]
-        parts = [whole] if self.training else torch.split(whole, AT_ONCE)
+        valid = pieces[heard]
+        parts = [valid] if self.training else torch.split(valid, AT_ONCE)
         encoded = torch.cat([self.network(self._spectrogram(part, features)[:, None]) for part in parts]).float()
         placed = encoded.new_zeros(*heard.shape, self.width)
         placed[heard] = encoded

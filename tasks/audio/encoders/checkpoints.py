@@ -178,7 +178,7 @@ def stored(audio: Passt | Cnn14, storage: Storage) -> Weights:
         UserError: where the name is unknown, or the file missing, changed, or of another kind.
     """
     name = audio.weights
-    names = [each for each in PUBLISHED if (each == "cnn14") == isinstance(audio, Cnn14)]
+    names = [published for published in PUBLISHED if (published == "cnn14") == isinstance(audio, Cnn14)]
     if name in names:
         digest = _published(name, storage)
     elif re.fullmatch(r"[0-9a-f]{64}", name):
@@ -194,11 +194,11 @@ def _published(name: str, storage: Storage) -> str:
     """Return the digest of a published checkpoint that was imported."""
     path = f"weights/{name}.json"
     if not storage.exists(path):
-        file, place = PUBLISHED[name]
+        file, release = PUBLISHED[name]
         of, site = ("record {} of Zenodo", ZENODO) if name == "cnn14" else ("release {} of kkoutini/PaSST", RELEASES)
         raise UserError(
-            f"audio.weights {name}: not in {storage}/weights; download {file} of {of.format(place)} and run `retable "
-            f"audio weights FILE` ({site}/{place})"
+            f"audio.weights {name}: not in {storage}/weights; download {file} of {of.format(release)} and run `retable "
+            f"audio weights FILE` ({site}/{release})"
         )
     return str(storage.read_json(path)["digest"])
 
@@ -214,10 +214,10 @@ def told(tensors: Mapping[str, Tensor], part: str, say: Callable[[str], None]) -
     Raises:
         ValueError: where there is no such part.
     """
-    found = [prefix.removesuffix(".") for prefix in wrappers(tensors, *SIGNATURES)]
-    if len(found) > 1 and not part:
-        remedy = f"`retable audio adopt` and `weights` take the other by --part {found[1].rpartition('.')[2]}"
-        say(f"holds {' and '.join(found)}: {found[0]} is taken; {remedy}")
+    copies = [prefix.removesuffix(".") for prefix in wrappers(tensors, *SIGNATURES)]
+    if len(copies) > 1 and not part:
+        remedy = f"`retable audio adopt` and `weights` take the other by --part {copies[1].rpartition('.')[2]}"
+        say(f"holds {' and '.join(copies)}: {copies[0]} is taken; {remedy}")
     return unwrapped(tensors, *SIGNATURES, part=part)
 
 
@@ -279,9 +279,9 @@ def _variant(file: Path, weights: Weights, layout: Passt | None) -> str:
             raise ValueError(f"named as {variant}, but holds weights of {weights.network}")
         return variant
     wanted = {"passt-n": (16, 62), "passt-s": (10, 99), "passt-s15": (10, 200)}
-    found = (layout.stride, grid(layout)[1]) if layout else None
-    if variant and found != wanted[variant]:
-        raise ValueError(f"named as {variant}, which has (stride, columns) {wanted[variant]}, but has {found}")
+    actual = (layout.stride, grid(layout)[1]) if layout else None
+    if variant and actual != wanted[variant]:
+        raise ValueError(f"named as {variant}, which has (stride, columns) {wanted[variant]}, but has {actual}")
     return variant
 
 

@@ -19,7 +19,7 @@ FFT = 1024
 WINDOW = 800
 PRE_EMPHASIS = 0.97
 FLOOR = 1e-5
-"""What is added to a band's power before the logarithm."""
+"""Value added to a band's power before the logarithm."""
 SILENCE = math.log(FLOOR)
 """A band without sound, in raw log-mel."""
 BAND = (0.0, 15000.0)
@@ -101,9 +101,9 @@ def mask(
 def _ranges(log_mel: Tensor, axis: int, most: int, generator: torch.Generator | None) -> Tensor:
     """Draw one range of the axis for each spectrogram: (batch, size), true inside."""
     size = log_mel.shape[axis]
-    length, place = torch.rand(2, len(log_mel), 1, generator=generator)
+    length, offset = torch.rand(2, len(log_mel), 1, generator=generator)
     length = length * min(most, size)
-    start = (place * (size - length)).long()
+    start = (offset * (size - length)).long()
     positions = torch.arange(size)
     hidden: Tensor = (positions >= start) & (positions < start + length.long())
     return hidden.to(log_mel.device)

@@ -27,7 +27,7 @@ SPECIALS = {
 """In the order of their numbers."""
 BYTES = 256
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
-"""What transformers call the dropout of hidden layers and attention: BERT and most others, DistilBERT and its kind."""
+"""Fields with the dropout of hidden layers and attention: of BERT and most others, of DistilBERT and its kind."""
 FOREIGN = ("_name_or_path", "transformers_version")
 """Fields of an architecture that say where it came from: equal encoders must give equal files."""
 
@@ -80,15 +80,15 @@ class TextEncoder(nn.Module):
 def state_of(tokenizer: Any, architecture: Any) -> UInt8[Tensor, " byte"]:
     """Return a tokenizer and an architecture of transformers as the bytes of a JSON text."""
     fields = {k: v for k, v in architecture.to_dict().items() if k not in FOREIGN}
-    whole = {"tokenizer": json.loads(tokenizer.to_str()), "architecture": fields}
-    text = json.dumps(whole, sort_keys=True, separators=(",", ":"))
+    content = {"tokenizer": json.loads(tokenizer.to_str()), "architecture": fields}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone()
 
 
 def read_state(state: UInt8[Tensor, " byte"]) -> dict[str, Any]:
     """Return the `tokenizer` and the `architecture` of a state, as JSON has them."""
-    whole: dict[str, Any] = json.loads(bytes(state.cpu().numpy()))
-    return whole
+    content: dict[str, Any] = json.loads(bytes(state.cpu().numpy()))
+    return content
 
 
 def build_text(config: Config, captions: Sequence[str]) -> TextEncoder:
@@ -134,14 +134,14 @@ def rebuild_text(config: Config, state: UInt8[Tensor, " byte"], trained: bool = 
     """
     from transformers import AutoConfig
 
-    whole, text = read_state(state), config.text
-    architecture, pooling = AutoConfig.for_model(**whole["architecture"]), "class"
+    content, text = read_state(state), config.text
+    architecture, pooling = AutoConfig.for_model(**content["architecture"]), "class"
     if isinstance(text, Pretrained):
         pooling = text.pooling
         if trained:
             _set_dropout(architecture, text.dropout)
     network = _network(architecture).requires_grad_(not (isinstance(text, Pretrained) and text.frozen))
-    return TextEncoder(network, read_tokenizer(whole["tokenizer"]), config.tokens, pooling)
+    return TextEncoder(network, read_tokenizer(content["tokenizer"]), config.tokens, pooling)
 
 
 def _set_dropout(architecture: Any, rate: float) -> None:
@@ -267,8 +267,8 @@ def _pretrained(text: Pretrained, words: int) -> TextEncoder:
     with _quiet():
         architecture, tokenizer = _described(text.name, words)
         _set_dropout(architecture, text.dropout)
-        network, found = _load(AutoModel, text.name, config=architecture, dtype=torch.float32, output_loading_info=True)
-    if lacking := sorted(name for name in found["missing_keys"] if not name.startswith("pooler.")):
+        network, info = _load(AutoModel, text.name, config=architecture, dtype=torch.float32, output_loading_info=True)
+    if lacking := sorted(name for name in info["missing_keys"] if not name.startswith("pooler.")):
         raise UserError(f"text.name {text.name!r}: its weights lack {lacking[0]}; take a whole copy")
     network = _without_pooler(network).requires_grad_(not text.frozen)
     return TextEncoder(network, tokenizer, words, text.pooling)
