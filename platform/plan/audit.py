@@ -14,14 +14,14 @@ from retable.platform.store.run import RunFolder
 from retable.platform.text import and_more, grouped
 
 
-def audit(plan: Plan, known: Mapping[str, Learnt], rates: Mapping[str, float]) -> list[dict[str, Any]]:
+def audit(plan: Plan, calibration: Mapping[str, Learnt], rates: Mapping[str, float]) -> list[dict[str, Any]]:
     """Return each replicate of each row of a plan's tables, as plain data; a row that is not run has its reason.
 
     A training that several rows share stands in each of them, with its whole cost.
 
     Args:
         plan: of which tables.
-        known: what finished runs took.
+        calibration: what finished runs took.
         rates: units a second of a GPU, as `python -m benchmarks gpu` measured; none: no GPU hours.
     """
     rows: list[dict[str, object]] = []
@@ -32,13 +32,20 @@ def audit(plan: Plan, known: Mapping[str, Learnt], rates: Mapping[str, float]) -
                 rows.append({**entry, "state": f"absent: {row.absent}"})
             elif isinstance(row, Combined):
                 rows += [
-                    {**entry, "state": _combined_state(plan, each), "axes": dict(each.axes), "joins": list(row.of)}
-                    for each in plan.combinings
-                    if each.row is row
+                    {
+                        **entry,
+                        "state": _combined_state(plan, replicate),
+                        "axes": dict(replicate.axes),
+                        "joins": list(row.of),
+                    }
+                    for replicate in plan.combinings
+                    if replicate.row is row
                 ]
             else:
-                each_one = plan.replicates[name].get(row.label, [])
-                rows += [{**entry, **_replicate(plan, name, row, each, known, rates)} for each in each_one]
+                replicates = plan.replicates[name].get(row.label, [])
+                rows += [
+                    {**entry, **_replicate(plan, name, row, replicate, calibration, rates)} for replicate in replicates
+                ]
     return rows
 
 
@@ -48,7 +55,12 @@ def _combined_state(plan: Plan, combining: Combining) -> str:
 
 
 def _replicate(
-    plan: Plan, name: str, row: object, replicate: Replicate, known: Mapping[str, Learnt], rates: Mapping[str, float]
+    plan: Plan,
+    name: str,
+    row: object,
+    replicate: Replicate,
+    calibration: Mapping[str, Learnt],
+    rates: Mapping[str, float],
 ) -> dict[str, object]:
     task, _ = plan.tables[name]
     config, ancestor = replicate.config, parent(replicate.config)
@@ -64,36 +76,40 @@ def _replicate(
         "view": {} if view is None else view_changes(task.view(), config, view),
         "parent": RunFolder.of(plan.storage, task, ancestor).fingerprint if ancestor is not None else None,
         "data": task.dataset.where(config),
-        "core_hours": training_cost(task, config, known) / 3600 if training else 0.0,
+        "core_hours": training_cost(task, config, calibration) / 3600 if training else 0.0,
         "view_core_hours": 0.0 if view is None else task.view_cost(config, view) / 3600,
         "gpu_hours": work[1] / rates[work[0]] / 3600 if training and work and work[0] in rates else None,
     }
 
 
-def summary(plan: Plan, known: Mapping[str, Learnt], seconds: float) -> dict[str, object]:
+def summary(plan: Plan, calibration: Mapping[str, Learnt], seconds: float) -> dict[str, object]:
     """Return a plan's counts and cost as plain data."""
     return {
         "scale": plan.scale,
         "changes": dict(plan.changes),
         "tables": list(plan.tables),
-        "trainings": dict(Counter(each.status for each in plan.trainings.values())),
+        "trainings": dict(Counter(item.status for item in plan.trainings.values())),
         "evaluations": {"all": len(plan.scorings), "to_do": len(plan.unscored)},
-        "combinations": {"all": len({each.path for each in plan.combinings}), "to_do": len(plan.uncombined)},
+        "combinations": {"all": len({item.path for item in plan.combinings}), "to_do": len(plan.uncombined)},
         "measurements": {"all": len(plan.timings), "to_do": len(plan.unmeasured)},
         "core_hours": seconds / 3600,
-        "learnt": {name: {"factor": each.factor, "runs": each.runs} for name, each in known.items()},
+        "learnt": {name: {"factor": item.factor, "runs": item.runs} for name, item in calibration.items()},
     }
 
 
 def lines(entries: list[dict[str, Any]]) -> list[str]:
     """Write an audit as lines: a row of a table, its replicates together where they differ in nothing but the axes."""
     text, table = [], ""
-    for (name, label), same in grouped(((each["table"], each["row"]), each) for each in entries).items():
+    for (name, label), same in grouped(
+        ((replicate["table"], replicate["row"]), replicate) for replicate in entries
+    ).items():
         if name != table:
             text.append(name)
             table = name
         once = list({entry.get("run", number): entry for number, entry in enumerate(same)}.values())
-        states = ", ".join(f"{count} {state}" for state, count in Counter(each["state"] for each in once).items())
+        states = ", ".join(
+            f"{count} {state}" for state, count in Counter(replicate["state"] for replicate in once).items()
+        )
         text.append(f"  {label}: {states if len(same) > 1 or 'run' in same[0] else same[0]['state']}")
         text += [f"    {line}" for line in _facts(same, once)]
     return text
@@ -106,14 +122,14 @@ def _facts(same: list[dict[str, Any]], once: list[dict[str, Any]]) -> list[str]:
         return [f"joins {'; '.join(first['joins'])}"]
     if "run" not in first:
         return []
-    axes = {axis: [each["axes"].get(axis) for each in same] for axis in first["axes"]}
+    axes = {axis: [replicate["axes"].get(axis) for replicate in same] for axis in first["axes"]}
     over = "; ".join(f"{axis} {', '.join(map(str, dict.fromkeys(values)))}" for axis, values in axes.items())
     fields = {path: value for path, value in first["set"].items() if path not in axes}
-    hours = sum(each["core_hours"] for each in once) + sum(each["view_core_hours"] for each in same)
+    hours = sum(replicate["core_hours"] for replicate in once) + sum(replicate["view_core_hours"] for replicate in same)
     cost = f"{hours:,.3g} core hours"
-    gpu = [each["gpu_hours"] for each in once if each["gpu_hours"] is not None]
+    gpu = [replicate["gpu_hours"] for replicate in once if replicate["gpu_hours"] is not None]
     cost += f", or {sum(gpu):,.3g} GPU hours" if gpu else ""
-    runs = and_more([each["run"][:8] for each in once], 4)
+    runs = and_more([replicate["run"][:8] for replicate in once], 4)
     own = {path: value for path, value in first["view"].items() if f"view.{path}" not in axes}
     view = " ".join(f"{path}={value}" for path, value in own.items()) or "as the task says"
     start = f"; starts from run {first['parent'][:8]}" if first["parent"] else ""

@@ -35,7 +35,7 @@ class Price:
     gpu_cores: float | None = None
     """CPU cores that one of its GPUs is worth, where no step time was measured."""
     cpus: float | None = None
-    """What a node has, where the cluster file does not say so."""
+    """CPUs of a node, where the cluster file does not say so; `gpus` likewise."""
     gpus: float | None = None
 
 
@@ -197,10 +197,8 @@ def _checked(file: str, written: dict[str, object]) -> dict[str, Any]:
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             config = ray_compat.complete_cluster_config(written)
     except jsonschema.ValidationError as error:
-        place = "/".join(map(str, error.absolute_path))
-        raise UserError(
-            f"{file}: not as Ray's cluster launcher wants it: {place}: {error.message}; {remedy}"
-        ) from error
+        path = "/".join(map(str, error.absolute_path))
+        raise UserError(f"{file}: not as Ray's cluster launcher wants it: {path}: {error.message}; {remedy}") from error
     except click.ClickException as error:
         why = " ".join(output.getvalue().split())
         raise UserError(f"{file}: not as Ray's cluster launcher wants it: {why}; {remedy}") from error

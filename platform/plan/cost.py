@@ -58,30 +58,32 @@ def learn(plan: Plan) -> dict[str, Learnt]:
     Only tasks that have something left to train are asked about.
     """
     learnt = {}
-    for task in {each.task.name: each.task for each in plan.missing}.values():
-        longest = max(task.cost(each.config) for each in plan.missing if each.task.name == task.name)
+    for task in {training.task.name: training.task for training in plan.missing}.values():
+        longest = max(task.cost(training.config) for training in plan.missing if training.task.name == task.name)
         ratios = list(_ratios(plan.storage, task, plan.scale, SHORT * longest))
         if len(ratios) >= LEAST:
             learnt[task.name] = Learnt(statistics.median(ratios), len(ratios))
     return learnt
 
 
-def core_seconds(plan: Plan, known: Mapping[str, Learnt]) -> float:
+def core_seconds(plan: Plan, calibration: Mapping[str, Learnt]) -> float:
     """Return the seconds of one CPU core that a plan takes: trainings as was learnt, the rest as tasks estimate."""
-    training = sum(each.task.cost(each.config) for each in plan.missing)
-    learnt = sum(training_cost(each.task, each.config, known) for each in plan.missing)
-    return plan.cost - training + learnt
+    estimated = sum(training.task.cost(training.config) for training in plan.missing)
+    learnt = sum(training_cost(training.task, training.config, calibration) for training in plan.missing)
+    return plan.cost - estimated + learnt
 
 
-def training_cost(task: Task, config: object, known: Mapping[str, Learnt]) -> float:
+def training_cost(task: Task, config: object, calibration: Mapping[str, Learnt]) -> float:
     """Return the seconds of one CPU core that a training takes: as was learnt, else as its task estimates."""
-    return task.cost(config) * (known[task.name].factor if task.name in known else 1.0)
+    return task.cost(config) * (calibration[task.name].factor if task.name in calibration else 1.0)
 
 
-def learnt_line(known: Mapping[str, Learnt]) -> str:
+def learnt_line(calibration: Mapping[str, Learnt]) -> str:
     """Return a line about the calibration."""
-    parts = (f"{name} {each.factor:.2g} of its estimate, by {each.runs} runs" for name, each in known.items())
-    return f"trainings as measured at this scale on such a machine: {'; '.join(parts)}" if known else ""
+    parts = (
+        f"{name} {learnt.factor:.2g} of its estimate, by {learnt.runs} runs" for name, learnt in calibration.items()
+    )
+    return f"trainings as measured at this scale on such a machine: {'; '.join(parts)}" if calibration else ""
 
 
 def _ratios(storage: Storage, task: Task, scale: str, least: float) -> Iterator[float]:
@@ -128,7 +130,7 @@ class Rates:
     device: str = ""
     """The GPU they count for, by PyTorch's name."""
     units: Mapping[str, float] = field(default_factory=dict)
-    """What a task's `gpu_work` names -> units a second."""
+    """Rate named by a task's `gpu_work` -> units a second."""
 
 
 @dataclass
@@ -157,7 +159,7 @@ class Estimate:
     longest: float = 0.0
     """Hours from a run's first ancestor to its last score: no cluster is faster."""
     name: str = ""
-    """Which run that is."""
+    """Name of that run."""
     wall: float = 0.0
     """Hours that it takes at least, with that many nodes."""
     idle: Hours = field(default_factory=lambda: defaultdict(float))
@@ -215,10 +217,10 @@ def estimate(plan: Plan, cluster: Cluster, prices: Prices, rates: Rates) -> Esti
     for key, scoring in plan.scorings.items():
         estimated.tables[plan.first[key]].evaluations += not scoring.done
     for name, key, prediction in predictions(plan):
-        place = gpu if gpu is not None and prediction.task.predicts_on_gpu(prediction.config) else cpu
+        workers = gpu if gpu is not None and prediction.task.predicts_on_gpu(prediction.config) else cpu
         hours = prediction.task.view_cost(prediction.config, prediction.view) / 3600
-        hours /= place.kind.gpu_cores if place is gpu else 1.0
-        place.add(estimated.tables[name].hours, pieces, hours)
+        hours /= workers.kind.gpu_cores if workers is gpu else 1.0
+        workers.add(estimated.tables[name].hours, pieces, hours)
         taken[f"predict {key}"] = hours
     estimated.longest, estimated.name = _longest(plan, taken)
     _add_time(estimated, pieces)
@@ -368,10 +370,10 @@ def stored(estimated: Estimate) -> str:
 def times(estimated: Estimate) -> str:
     """Return the source of the times, in words."""
     guess = "the tasks' own rough estimates of CPU time, a CPU of a node counted as one core"
-    place = _gpu_place(estimated.cluster)
-    if place is None:
+    workers = _gpu_place(estimated.cluster)
+    if workers is None:
         return guess
-    gpu = place.kind
+    gpu = workers.kind
     worth = f"one {gpu.gpu or 'GPU'} counted as {gpu.gpu_cores:g} cores (a guess in {estimated.prices.file})"
     if not estimated.measured:
         return f"{guess}, {worth}; no step time was measured on that GPU: `python -m benchmarks gpu`"

@@ -36,7 +36,7 @@ class Unreferenced:
     size: int
     """Bytes."""
     changed: float
-    """When a file in it was last written, seconds since 1970; 0 where the storage reports no times."""
+    """Time of the last write to a file in it, seconds since 1970; 0 where the storage reports no times."""
     why: str
 
 
@@ -92,9 +92,9 @@ def find_unreferenced(storage: Storage, older: float = 0.0) -> tuple[list[Unrefe
         unreferenced += _entries(storage, ".ray", "Ray's state, of a command that was killed")
     why = "temporary file of a write that was killed"
     unreferenced += [_waste(path, [stamp], why) for path, stamp in storage.files("", temporary=True)]
-    if undated := sum(not each.changed for each in unreferenced):
+    if undated := sum(not item.changed for item in unreferenced):
         notes.append(f"left alone: {undated} unreferenced items, as {storage} reports no times; remove them by hand")
-    return sorted((each for each in unreferenced if 0 < each.changed < latest), key=lambda each: -each.size), notes
+    return sorted((item for item in unreferenced if 0 < item.changed < latest), key=lambda item: -item.size), notes
 
 
 def _find_references(storage: Storage, notes: list[str]) -> References:
@@ -174,8 +174,8 @@ def _points_of_sweeps(storage: Storage) -> Iterable[str]:
 
 def _add_parents(named: References, runs: Sequence[Run]) -> None:
     """Add the runs that named ones, and those at work, start from."""
-    known = {f"runs/{run.task}/{run.run}": run for run in runs}
-    open_ = [run for path, run in known.items() if path in named.runs or run.state in ("running", "stale")]
+    by_path = {f"runs/{run.task}/{run.run}": run for run in runs}
+    open_ = [run for path, run in by_path.items() if path in named.runs or run.state in ("running", "stale")]
     while open_:
         run = open_.pop()
         if run.config.get("init") != "parent" or run.task not in named.tasks:
@@ -188,21 +188,21 @@ def _add_parents(named: References, runs: Sequence[Run]) -> None:
         path = f"runs/{task.name}/{fingerprint(task.name, task.version, ancestor)}"
         if path not in named.runs:
             named.runs.add(path)
-            open_ += [known[path]] if path in known else []
+            open_ += [by_path[path]] if path in by_path else []
 
 
 def _unreferenced_in(
     storage: Storage, top: str, of: set[str], is_named: Callable[[str], bool], what: str
 ) -> list[Unreferenced]:
     """Return the folders and files `<top>/<task>/<name>` that are not named, of the tasks that can be asked."""
-    places = [f"{top}/{task}" for task in of & set(storage.folders(top))]
-    every = [each for place in places for each in _entries(storage, place, f"unreferenced {what}")]
-    return [each for each in every if not is_named(each.path)]
+    folders = [f"{top}/{task}" for task in of & set(storage.folders(top))]
+    every = [item for folder in folders for item in _entries(storage, folder, f"unreferenced {what}")]
+    return [item for item in every if not is_named(item.path)]
 
 
-def _entries(storage: Storage, place: str, why: str) -> list[Unreferenced]:
+def _entries(storage: Storage, folder: str, why: str) -> list[Unreferenced]:
     """Return what lies in a folder, each entry with its size and age."""
-    groups = grouped((f"{place}/{path.split('/')[0]}", stamp) for path, stamp in storage.files(place))
+    groups = grouped((f"{folder}/{path.split('/')[0]}", stamp) for path, stamp in storage.files(folder))
     return [_waste(path, stamps, why) for path, stamps in groups.items()]
 
 
@@ -231,14 +231,14 @@ def remove(storage: Storage, unreferenced: Sequence[Unreferenced], done: Callabl
 
     A run's result goes first, so that one half removed is not taken for a finished one.
     """
-    for count, each in enumerate(unreferenced, 1):
-        is_run = each.path.startswith("runs/") and each.path.count("/") == 2
-        if is_run and not _acquired(storage, each.path):
-            errors.print(f"left alone: {each.path}, which another command has resumed", markup=False)
+    for count, item in enumerate(unreferenced, 1):
+        is_run = item.path.startswith("runs/") and item.path.count("/") == 2
+        if is_run and not _acquired(storage, item.path):
+            errors.print(f"left alone: {item.path}, which another command has resumed", markup=False)
         else:
             if is_run:
-                storage.remove(f"{each.path}/result.json")
-            storage.remove(each.path)
+                storage.remove(f"{item.path}/result.json")
+            storage.remove(item.path)
         done(count, len(unreferenced))
 
 

@@ -70,20 +70,22 @@ def train_nodes(trainings: Iterable[Training], storage: Storage, shared: Shared)
     A dataset is loaded for the first wave that reads it: not before the parent of such a training has ended.
     """
     trainings = list(trainings)
-    keys = {train_key(each.folder.path) for each in trainings}
+    keys = {train_key(training.folder.path) for training in trainings}
     parents: dict[str, frozenset[str]] = {}
     readers: dict[str, Training] = {}
-    for each in trainings:
-        ancestor = parent(each.config)
-        before = "" if ancestor is None else train_key(RunFolder.of(storage, each.task, ancestor).path)
-        parents[each.folder.path] = frozenset({before} & keys)
-        first = readers.setdefault(data_key(each), each)
-        readers[data_key(each)] = min(first, each, key=lambda training: training.wave)
+    for training in trainings:
+        ancestor = parent(training.config)
+        before = "" if ancestor is None else train_key(RunFolder.of(storage, training.task, ancestor).path)
+        parents[training.folder.path] = frozenset({before} & keys)
+        first = readers.setdefault(data_key(training), training)
+        readers[data_key(training)] = min(first, training, key=lambda candidate: candidate.wave)
     for data, reader in readers.items():
         yield Node(data, "data", partial(data.removeprefix, "data "), parents[reader.folder.path])
-    for each in trainings:
-        path, cost = each.folder.path, each.task.cost(each.config)
-        yield Node(train_key(path), "train", partial(name_of, each, shared), parents[path] | {data_key(each)}, cost)
+    for training in trainings:
+        path, cost = training.folder.path, training.task.cost(training.config)
+        yield Node(
+            train_key(path), "train", partial(name_of, training, shared), parents[path] | {data_key(training)}, cost
+        )
 
 
 def evaluation_nodes(plan: Plan) -> Iterator[Node]:
@@ -164,7 +166,7 @@ def critical_path(graph: Mapping[str, Node]) -> list[Node]:
     for key, node in graph.items():
         before = max(node.needs, key=lambda need: best[need][0], default="")
         best[key] = (node.cost + (best[before][0] if before else 0.0), before)
-    key = max(best, key=lambda each: best[each][0], default="")
+    key = max(best, key=lambda end: best[end][0], default="")
     chain = []
     while key:
         chain.append(graph[key])

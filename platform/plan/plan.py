@@ -108,7 +108,7 @@ class Timing:
     config: Config
     row: Measurement
     path: str
-    """Where it lies that was taken on this kind of device."""
+    """Path of its file for this kind of device."""
     done: bool
     """Whether that is there, and was taken here: one that came in a bundle does not count."""
 
@@ -190,13 +190,13 @@ class Plan:
     untrained: dict[str, Training] = field(default_factory=dict)
     """By run path: what is left undone, where nothing is trained."""
     measure_on: str = ""
-    """What the nodes have that measurements are to be taken on; nothing: this machine."""
+    """Custom resource, or accelerator type, of the nodes that measurements are taken on; empty: this machine."""
     trainings: dict[str, Training] = field(default_factory=dict)
     """By run path."""
     scorings: dict[str, Scoring] = field(default_factory=dict)
     """By run path and view key."""
     predictions: dict[str, Prediction] = field(default_factory=dict)
-    """What is still to be scored or joined is read from these; by run path and view key."""
+    """Predictions that are read by the scorings and combinations still to be done; by run path and view key."""
     timings: dict[str, Timing] = field(default_factory=dict)
     """By path of the measurement's file."""
     combinings: list[Combining] = field(default_factory=list)
@@ -210,9 +210,9 @@ class Plan:
     @cached_property
     def shared(self) -> Shared:
         """Return the non-default settings that all trainings of a task, and all of its views, share."""
-        trained = [(each.task.name, differences(each.config, each.task.config())) for each in self.trainings.values()]
+        trained = [(item.task.name, differences(item.config, item.task.config())) for item in self.trainings.values()]
         items: list[Scoring | Prediction] = [*self.scorings.values(), *self.predictions.values()]
-        scored = [(f"{each.task.name} view", differences(each.view, each.task.view())) for each in items]
+        scored = [(f"{item.task.name} view", differences(item.view, item.task.view())) for item in items]
         return {name: common(many) for name, many in grouped([*trained, *scored]).items()}
 
     @property
@@ -238,14 +238,14 @@ class Plan:
 
     def _chains(self) -> Mapping[str, float]:
         """Return run path -> seconds of the longest chain of missing trainings that begins with this run."""
-        found: dict[str, float] = {}
+        longest: dict[str, float] = {}
         for training in self.missing:
             chain = 0.0
             for config in lineage(training.config):
                 chain += training.task.cost(config)
                 path = RunFolder.of(self.storage, training.task, config).path
-                found[path] = max(chain, found.get(path, 0.0))
-        return found
+                longest[path] = max(chain, longest.get(path, 0.0))
+        return longest
 
     def _turns(self) -> Mapping[str, int]:
         """Return run path -> its turn, of runs that decide a claim: the paper's claims first, a claim's runs together.
@@ -253,8 +253,8 @@ class Plan:
         Runs of the rows that a claim reads alternate, replicate by replicate; parents come before their children.
         """
         turns: dict[str, int] = {}
-        claimed = [each for name in self.tables for each in self._claimed(name)]
-        for _, task, rows in sorted(claimed, key=lambda each: each[0]):
+        claimed = [claim for name in self.tables for claim in self._claimed(name)]
+        for _, task, rows in sorted(claimed, key=lambda claim: claim[0]):
             for replicate in filter(None, itertools.chain(*itertools.zip_longest(*rows))):
                 for config in reversed(lineage(replicate.config)):
                     turns.setdefault(RunFolder.of(self.storage, task, config).path, len(turns))
@@ -265,7 +265,7 @@ class Plan:
         task, table = self.tables[name]
         members = {row.label: row.of for row in table.rows if isinstance(row, Combined)}
         for claim, labels in zip(table.claims, rows_of_claims(table, task.config(), task.view()), strict=True):
-            own = dict.fromkeys(each for label in labels for each in members.get(label, (label,)))
+            own = dict.fromkeys(member for label in labels for member in members.get(label, (label,)))
             yield claim.ours, task, [self.replicates[name].get(label, []) for label in own]
 
     @property
@@ -300,7 +300,7 @@ class Plan:
     def _taken(self, timing: Timing) -> bool:
         """Return whether a measurement was taken on a node as `measure_on` says."""
         taken = [read_timing(self.storage, path) for path in timings_at(self.storage, timing.stem)]
-        return any(each.get("measured on") == self.measure_on and "bundle" not in each for each in taken)
+        return any(record.get("measured on") == self.measure_on and "bundle" not in record for record in taken)
 
     @property
     def nothing_to_do(self) -> bool:
@@ -315,18 +315,23 @@ class Plan:
         """
         from retable.platform.spec.task import Source
 
-        readers = grouped((each.task.dataset.where(each.config), each) for each in self.trainings.values())
+        readers = grouped(
+            (training.task.dataset.where(training.config), training) for training in self.trainings.values()
+        )
         lines: list[str] = []
         for where, several in readers.items():
             if data_digest(self.storage, where) is not None:
-                configs = [each.config for each in several]
+                configs = [training.config for training in several]
                 lines += several[0].task.dataset.notes(configs, Source.of(self.storage, where))
         return list(dict.fromkeys(lines))
 
     @property
     def groups(self) -> dict[Hashable, list[Training]]:
         """Missing trainings grouped by what can be trained as one stack."""
-        return grouped(((each.task.name, each.wave, each.task.group(each.config)), each) for each in self.missing)
+        return grouped(
+            ((training.task.name, training.wave, training.task.group(training.config)), training)
+            for training in self.missing
+        )
 
     def gpu_hours(self, rates: Mapping[str, float]) -> tuple[float, int]:
         """Return the hours of one GPU that the missing trainings take at measured rates, and how many have none.
@@ -401,9 +406,9 @@ def _unpredicted(folder: RunFolder, views: Sequence[View], name: str) -> list[tu
     """Return a run that came in a bundle, with the epoch of each view of which the bundle lacks a file of a shard."""
     unpredicted: list[tuple[str, int]] = []
     for view in views if folder.bundle() else ():
-        place = folder.artifacts(view, str((folder.outcome() or {})["weights"].get(str(view.epoch), "")))
-        shards = listed_shards(place)
-        if shards is None or not all(place.exists(f"{shard}/{name}") for shard in shards):
+        artifacts = folder.artifacts(view, str((folder.outcome() or {})["weights"].get(str(view.epoch), "")))
+        shards = listed_shards(artifacts)
+        if shards is None or not all(artifacts.exists(f"{shard}/{name}") for shard in shards):
             unpredicted.append((folder.path, view.epoch))
     return unpredicted
 
@@ -419,12 +424,12 @@ def start_of(plan: Plan, training: Training) -> list[tuple[str, int]]:
 def _leave_untrained(plan: Plan) -> None:
     """Remove the trainings still to be done from a plan, with everything that depends on them."""
     plan.untrained = {path: training for path, training in plan.trainings.items() if training.status not in ENDED}
-    plan.trainings = {path: each for path, each in plan.trainings.items() if path not in plan.untrained}
+    plan.trainings = {path: item for path, item in plan.trainings.items() if path not in plan.untrained}
     finished = {
         path for path, training in plan.untrained.items() if training.status in FINISHED
     } | plan.trainings.keys()
-    scored = {key: each for key, each in plan.scorings.items() if each.folder.path in finished}
-    plan.scorings = {key: each for key, each in scored.items() if each.done or each.folder.path in plan.trainings}
+    scored = {key: item for key, item in plan.scorings.items() if item.folder.path in finished}
+    plan.scorings = {key: item for key, item in scored.items() if item.done or item.folder.path in plan.trainings}
     plan.combinings = [c for c in plan.combinings if all(m.folder.path in plan.trainings for m in c.members)]
 
 
@@ -448,9 +453,9 @@ def left_out(plan: Plan, name: str) -> dict[str, list[str]]:
     for row in table.rows:
         replicates = plan.replicates[name].get(row.label, [])
         if isinstance(row, Measurement):
-            lacking = ["not measured" for each in replicates if timing_read(plan, task, row, each) is None]
+            lacking = ["not measured" for replicate in replicates if timing_read(plan, task, row, replicate) is None]
         else:
-            lacking = [why for each in replicates if (why := _why_left(plan, task, each))]
+            lacking = [why for replicate in replicates if (why := _why_left(plan, task, replicate))]
         if lacking:
             part = f"{len(lacking)} of {len(replicates)} runs " if len(lacking) < len(replicates) else ""
             reasons.setdefault(part + lacking[0], []).append(row.label)
@@ -473,9 +478,9 @@ def _why_left(plan: Plan, task: Task, replicate: Replicate) -> str:
 def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: Snapshot) -> None:
     rows = plan.replicates[name] = {}
     present = [row for row in table.rows if not isinstance(row, Combined) and not row.absent]
-    for each in present:
+    for present_row in present:
         try:
-            rows[each.label] = expand(table, each, task.config(), task.view())
+            rows[present_row.label] = expand(table, present_row, task.config(), task.view())
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
     trained = [replicate for row in present if isinstance(row, Row) for replicate in rows[row.label]]
@@ -485,10 +490,10 @@ def _add_table(plan: Plan, name: str, task: Task, table: Table | Figure, taken: 
     read_ahead(folders, [replicate.view for replicate in trained], taken)
     for replicate, folder in zip(trained, folders, strict=True):
         _add(plan, task, replicate.config, replicate.view, folder)
-    for each in present:
-        if isinstance(each, Measurement):
-            for replicate in rows[each.label]:
-                _add_timing(plan, task, each, replicate)
+    for present_row in present:
+        if isinstance(present_row, Measurement):
+            for replicate in rows[present_row.label]:
+                _add_timing(plan, task, present_row, replicate)
     for row in table.rows:
         if isinstance(row, Combined) and not row.absent:
             plan.combinings += combinings(plan, name, row)
@@ -510,7 +515,7 @@ def read_ahead(folders: Sequence[RunFolder], views: Sequence[View | None], taken
                 folder.scored(view, "")
 
     with ThreadPoolExecutor(READERS) as readers:
-        calls = [partial(copy_context().run, read, *each) for each in wanted.values()]  # with our snapshot
+        calls = [partial(copy_context().run, read, *arguments) for arguments in wanted.values()]  # with our snapshot
         pending = [readers.submit(call) for call in calls]
         for future in pending:
             future.result()
@@ -534,9 +539,11 @@ def combinings(plan: Plan, name: str, row: Combined) -> list[Combining]:
     members = [plan.replicates[name].get(label, []) for label in row.of]
     combined = []
     for first in members[0]:
-        same = [next((each for each in rows if each.axes == first.axes), None) for rows in members]
-        if all(each is not None and each.view is not None for each in same):
-            scorings = (plan.scorings[_scoring_key(plan, task, each)] for each in same if each is not None)
+        same = [next((replicate for replicate in rows if replicate.axes == first.axes), None) for rows in members]
+        if all(replicate is not None and replicate.view is not None for replicate in same):
+            scorings = (
+                plan.scorings[_scoring_key(plan, task, replicate)] for replicate in same if replicate is not None
+            )
             combined.append(Combining(task, row, first.axes, tuple(scorings)))
     return combined
 
@@ -606,10 +613,10 @@ def _add(plan: Plan, task: Task, config: Config, view: View | None, folder: RunF
 def _keep(plan: Plan, task: Task, config: Config, epoch: int, wave: int, folder: RunFolder | None = None) -> Training:
     """Record that an epoch's weights of a run are needed."""
     folder = folder or RunFolder.of(plan.storage, task, config)
-    known = plan.trainings.get(folder.path)
-    if known is not None and epoch in known.keep:
-        return known
-    keep = tuple(sorted({epoch, config.epochs, *task.keep(config), *(known.keep if known else ())}))
+    planned = plan.trainings.get(folder.path)
+    if planned is not None and epoch in planned.keep:
+        return planned
+    keep = tuple(sorted({epoch, config.epochs, *task.keep(config), *(planned.keep if planned else ())}))
     digest = data_digest(plan.storage, task.dataset.where(config))
     state: Status = "corrupt"
     with intact(plan, folder):
@@ -647,8 +654,8 @@ def intact(plan: Plan | None = None, folder: RunFolder | None = None) -> Iterato
 def corrupt_in(plan: Plan, name: str) -> tuple[str, ...]:
     """Return what is damaged of the runs of a table, and of those that they start from, a line each."""
     task, _ = plan.tables[name]
-    configs = [each.config for rows in plan.replicates[name].values() for each in rows] if plan.corrupt else []
-    paths = {RunFolder.of(plan.storage, task, each).path for config in configs for each in lineage(config)}
+    configs = [run.config for rows in plan.replicates[name].values() for run in rows] if plan.corrupt else []
+    paths = {RunFolder.of(plan.storage, task, run).path for config in configs for run in lineage(config)}
     return tuple(line for path, line in plan.corrupt.items() if path in paths)
 
 
@@ -691,7 +698,7 @@ def stacks(group: Sequence[Training], size: int) -> Iterator[Sequence[Training]]
 
     A training that stops early is alone: in a stack it would go on with the others.
     """
-    size = 1 if any(each.task.early_stop(each.config) for each in group) else size
+    size = 1 if any(training.task.early_stop(training.config) for training in group) else size
     for members in _side_by_side(group) if size > 1 else [group]:
         parts = -(-len(members) // size)
         yield from (members[part::parts] for part in range(parts))
@@ -704,8 +711,8 @@ def _side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
     """
     left = [(training, places(training)) for training in group]
     while left:
-        counts = Counter(place for _, counted in left for place in counted)
-        common = max(counts, key=lambda place: (counts[place], place))
+        counts = Counter(start for _, counted in left for start in counted)
+        common = max(counts, key=lambda start: (counts[start], start))
         yield [training for training, counted in left if common in counted]
         left = [(training, counted) for training, counted in left if common not in counted]
 
@@ -753,8 +760,8 @@ def device_slug() -> str:
 
 def timings_at(storage: Storage, stem: str) -> list[str]:
     """Return the paths of a measurement's files, of whichever devices."""
-    place, _, start = stem.rpartition("/")
-    return [f"{place}/{name}" for name in storage.list(place) if name.startswith(start)]
+    folder, _, start = stem.rpartition("/")
+    return [f"{folder}/{name}" for name in storage.list(folder) if name.startswith(start)]
 
 
 def timing_read(plan: Plan, task: Task, row: Measurement, replicate: Replicate) -> str | None:
@@ -795,9 +802,9 @@ def name_of_combining(combining: Combining) -> str:
     return f"{' '.join(word for word in words if word)} [{combining.place.rsplit('/', 1)[-1][:8]}]"
 
 
-def _words_of(changes: Mapping[str, object], known: Mapping[str, object]) -> str:
-    """Write changes but those that are known, in at most `_ROOM` columns."""
-    shown = {path: value for path, value in changes.items() if path not in known and path != "init.overrides"}
+def _words_of(changes: Mapping[str, object], shared: Mapping[str, object]) -> str:
+    """Write changes but those that are shared, in at most `_ROOM` columns."""
+    shown = {path: value for path, value in changes.items() if path not in shared and path != "init.overrides"}
     words = describe({path.rsplit(".", 1)[-1]: value for path, value in shown.items()})
     return cut(words, _ROOM)
 
@@ -811,4 +818,4 @@ def common(many: Iterable[Mapping[str, object]]) -> dict[str, object]:
     every = list(many)
     if len(every) < 2:
         return {}
-    return {key: v for key, v in every[0].items() if all(key in each and each[key] == v for each in every[1:])}
+    return {key: v for key, v in every[0].items() if all(key in mapping and mapping[key] == v for mapping in every[1:])}
