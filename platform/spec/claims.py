@@ -28,7 +28,7 @@ UNTESTED: Status = "not tested at this scale"
 NOT_JUDGED: Status = "not judged"
 """The user left out what the claim is about."""
 _STATUSES: tuple[Status, ...] = ("does not hold", UNTESTED, "not separable", "holds")
-"""What decides when verdicts are joined: the first of these that any of them has."""
+"""Statuses by precedence: of joined verdicts, the first of these that any of them has decides."""
 LEAST = 3
 """Fewer training seeds (or photographs) say nothing of the spread."""
 MOST = 100
@@ -58,13 +58,13 @@ class Estimate:
     high: float
     about: str = ""
     form: str = "+.2f"
-    """How the three numbers are printed."""
+    """Format specification of the three numbers."""
     level: float = 0.95
     """How often such an interval holds the true number."""
     ends: Ends | None = field(default=None, compare=False, repr=False)
-    """What more seeds would make of the interval; None where it is not one over seeds."""
+    """Interval that more seeds would give; None where it is not one over seeds."""
     noun: str = "seeds"
-    """What `ends` counts."""
+    """Name of the things that `ends` counts, in the plural."""
 
     def __str__(self) -> str:
         """Write it as one reads it, `+0.12 [+0.05, +0.19] mAP@10, 3 seeds`; a level other than 95 % is named."""
@@ -117,8 +117,8 @@ def _finer(form: str, more: int) -> str:
 def seeds_needed(ends: Ends, low: float = 0.0, high: float = math.inf) -> int | None:
     """Return the smallest number of seeds whose interval lies on one side of its bounds, or None beyond `MOST`."""
     counts = range(2, MOST + 1)
-    place = bisect_left(counts, True, key=lambda count: _status(ends(count), low, high) != "not separable")
-    return counts[place] if place < len(counts) else None
+    index = bisect_left(counts, True, key=lambda count: _status(ends(count), low, high) != "not separable")
+    return counts[index] if index < len(counts) else None
 
 
 def judge(result: Estimate | Verdict, low: float = 0.0, high: float = math.inf, about: str = "") -> Verdict:
@@ -144,7 +144,9 @@ def paired(
         estimate: takes the values of each row, in equal order: one list for each row.
     """
     lines = results.lines(*rows)
-    return too_few(len(lines)) or estimate(*([value(each) for each in row] for row in zip(*lines, strict=True)))
+    return too_few(len(lines)) or estimate(
+        *([value(replicate) for replicate in row] for row in zip(*lines, strict=True))
+    )
 
 
 def untested(because: str) -> Verdict:

@@ -65,7 +65,7 @@ class Resources:
     """Seconds after which no training and no measurement begins, from when this value is made. What runs then goes on
     to its end, and what has finished is scored."""
     made: float = field(default_factory=time.time, compare=False, repr=False)
-    """When this value was made, in seconds of the epoch."""
+    """Time of creation of this value, in seconds since 1970."""
 
     @property
     def late(self) -> bool:
@@ -111,7 +111,10 @@ def largest(several: Iterable[Requirements]) -> Requirements:
     """Return the resources that suffice for each member of a stack."""
     every = list(several)
     return Requirements(
-        **{each.name: max(getattr(needs, each.name) for needs in every) for each in dataclasses.fields(Requirements)}
+        **{
+            resource.name: max(getattr(needs, resource.name) for needs in every)
+            for resource in dataclasses.fields(Requirements)
+        }
     )
 
 

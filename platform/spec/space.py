@@ -50,7 +50,7 @@ class Space:
     """A score of the view, or a metric of the training's log, at the last epoch (with early stopping: the best)."""
     mode: Literal["min", "max"]
     view: Mapping[str, object] = field(default_factory=dict)
-    """How runs are scored, as differences from the task's default view."""
+    """View by which runs are scored, as differences from the task's default view."""
     overrides: Mapping[str, object] = field(default_factory=dict)
     """Changes to every point's config."""
     search: str = "grid"
@@ -58,7 +58,7 @@ class Space:
     samples: int | None = None
     """Points that are drawn, by default 20; a grid has none."""
     scheduler: str | None = None
-    """What stops weak points early: a scheduler of Ray Tune by name, `asha` or `median_stopping_rule`."""
+    """Scheduler of Ray Tune that stops weak points early, by name: `asha` or `median_stopping_rule`."""
 
     def __post_init__(self) -> None:
         """Check every word, alone and together, and the points against the task's config and view."""
@@ -84,8 +84,8 @@ class Space:
             return [spec for _, spec in generate_variants(dict(self.domains))]
         return self._draw(self.samples or SAMPLES) if self.search == "random" else []
 
-    def searcher(self, **known: object) -> Any:
-        """Return a new searcher of Ray Tune; `known`: its keyword arguments, of which it gets those that it accepts.
+    def searcher(self, **options: object) -> Any:
+        """Return a new searcher of Ray Tune; `options`: its keyword arguments, of which it gets those that it accepts.
 
         Raises:
             UserError: if its package is not installed, or it cannot search these domains.
@@ -99,7 +99,7 @@ class Space:
                 optuna.logging.set_verbosity(optuna.logging.WARNING)  # "A new study created" says nothing to anyone
             settings = {"metric": self.metric, "mode": self.mode, "budget": self.samples or SAMPLES}
             create_searcher(self.search, **settings).set_search_properties(None, None, dict(self.domains))
-            return create_searcher(self.search, **settings, **known)
+            return create_searcher(self.search, **settings, **options)
         except (AssertionError, ImportError, TypeError, ValueError) as error:
             raise UserError(f"search {self.search!r}: {' '.join(str(error).split())}") from error
 
@@ -272,9 +272,9 @@ def _defined(names: Mapping[str, Any]) -> Space:
 
 
 @contextmanager
-def _mistakes_in(place: str) -> Iterator[None]:
+def _mistakes_in(where: str) -> Iterator[None]:
     """Name the file, or the field of a space, in which a mistake is."""
     try:
         yield
     except Exception as error:
-        raise UserError(f"{place}: {one_line(error)}") from error
+        raise UserError(f"{where}: {one_line(error)}") from error

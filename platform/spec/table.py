@@ -55,7 +55,7 @@ class _Line:
     published: Mapping[str, float] = field(default_factory=dict)
     """Column header -> the paper's number."""
     absent: str = ""
-    """Why the row is not run here (at this scale, with these changes); empty where it is."""
+    """Reason why the row is not run here (at this scale, with these changes); empty if it is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +65,7 @@ class Row(_Line):
     overrides: Mapping[str, object] | None = field(default_factory=dict)
     """The config, as differences from the paper's defaults; None where there is only a published value."""
     view: Mapping[str, object] | None = None
-    """How to read the run, as differences from the default view; None reads the metrics of the training itself."""
+    """View of the run, as differences from the default view; None reads the metrics of the training itself."""
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Column header -> metric, where the row reads another one than its column says."""
 
@@ -98,7 +98,7 @@ class Combined(_Line):
     combine: Callable[[str, Sequence[Member]], Arrays]
     """(shard, members) -> the shard's joined predictions; a function of a module, called in an actor."""
     view: Mapping[str, object] = field(default_factory=dict)
-    """How the joined predictions are scored, as differences from the first member's view."""
+    """View by which the joined predictions are scored, as differences from the first member's view."""
     needs: tuple[str, ...] = ()
     """Labels of rows without which the line says nothing, where a scale leaves out some of those that it joins."""
 
@@ -110,7 +110,7 @@ class Measurement(_Line):
     measure: Callable[..., Mapping[str, float]]
     """Config -> metrics; a function of a module, so that a worker can import it."""
     arguments: Mapping[str, object] = field(default_factory=dict)
-    """What else `measure` is told, by name; those that differ from its defaults tell measurements apart."""
+    """Further arguments of `measure`, by name; those that differ from its defaults tell measurements apart."""
     reads_data: bool = False
     """Whether `measure` also takes the config's data set, as `source`: a `Source`, or None where it is not there."""
     overrides: Mapping[str, object] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class Column:
     factor: float = 1.0
     """Multiplies the metric (1e-6: bytes to MB)."""
     better: Literal["higher", "lower"] | None = None
-    """Which numbers are better; the report marks the best one. None: neither."""
+    """Direction in which numbers are better; the report marks the best one. None: neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ class Figure(_Replicated):
 AnyTable = Table | Figure
 
 BY_ROWS = "left out by --rows"
-"""Why a row is absent that the user did not choose."""
+"""Reason why a row is absent that the user did not choose."""
 _BY_SET = "left out by --set"
 
 
@@ -264,11 +264,11 @@ class Origin:
     run: str = ""
     """The fingerprint; of a combination and a measurement, the key of their file."""
     view: Mapping[str, object] | None = None
-    """How it was read, as differences from the default view; None where it was not."""
+    """View under which it was read, as differences from the default view; None where there was none."""
     weights: str = ""
     """Digest of the weights that were read."""
     members: tuple[Origin, ...] = ()
-    """What a combination joined."""
+    """Origins that a combination joined."""
     bundle: Mapping[str, str] = field(default_factory=dict)
     """The bundle that it came in (`bundle`, `packed`, `packed_on`), and when and where it was `measured` (`host`,
     `device`); empty for what was measured here."""
@@ -296,7 +296,7 @@ class Replicate:
     """The training's log, one entry an epoch."""
     origin: Origin = field(default_factory=Origin)
     diverged: str = ""
-    """Why the training's numbers mean nothing: they are not finite."""
+    """Reason why the training's numbers mean nothing: they are not finite. Empty for other trainings."""
     summaries: Callable[[], Mapping[str, Arrays]] = dict
     """Reads what scores were computed from: shard -> arrays."""
 
@@ -314,8 +314,12 @@ class Results:
             replicates: label -> replicates.
             table: the table, for what the user left out of it.
         """
-        self.replicates = {label: [each for each in rows if not each.diverged] for label, rows in replicates.items()}
-        self._diverged = {label: [each for each in rows if each.diverged] for label, rows in replicates.items()}
+        self.replicates = {
+            label: [replicate for replicate in rows if not replicate.diverged] for label, rows in replicates.items()
+        }
+        self._diverged = {
+            label: [replicate for replicate in rows if replicate.diverged] for label, rows in replicates.items()
+        }
         self.by_rows = {row.label for row in table.rows if row.absent == BY_ROWS} if table else set()
         """Labels of the rows that the user left out."""
         self.by_set = {axis: values for axis, values in table.left_out.items() if values} if table else {}
@@ -323,7 +327,7 @@ class Results:
         self.asked: dict[str, None] = {}
         """Labels of the rows that were asked for, in order."""
         self.lacking: dict[str, dict[str, None]] = {BY_ROWS: {}, _BY_SET: {}}
-        """What was asked for and left out by the user: how -> labels, or axes with their values."""
+        """Requested values that the user left out: `BY_ROWS` or `_BY_SET` -> labels, or axes with their values."""
         self.lost: dict[str, set[OwnConfig]] = {}
         """Label -> runs among those that were asked for that diverged, or whose metric is not finite."""
         self.counted: set[str] = set()
@@ -351,11 +355,15 @@ class Results:
             if value in self.by_set.get(name, ()):
                 self.lacking[_BY_SET][f"{name}={value}"] = None
         chosen, gone = (
-            [each for each in rows if all(each.axes.get(name) == value for name, value in wanted.items())]
+            [
+                replicate
+                for replicate in rows
+                if all(replicate.axes.get(name) == value for name, value in wanted.items())
+            ]
             for rows in (self._of(row), self._diverged[_label(row)])
         )
         if gone:
-            self.lost.setdefault(_label(row), set()).update(each.config for each in gone)
+            self.lost.setdefault(_label(row), set()).update(replicate.config for replicate in gone)
         return chosen
 
     def diverged(self, row: AnyRow | str) -> list[Replicate]:
@@ -381,7 +389,7 @@ class Results:
         for replicate in first:
             same = [[other for other in rows if other.axes == replicate.axes] for rows in others]
             if all(same):
-                lines.append((replicate, *(each[0] for each in same)))
+                lines.append((replicate, *(matching[0] for matching in same)))
         return lines
 
     def axis(self, name: str) -> list[Any]:
@@ -453,7 +461,7 @@ def rows_of_claims(table: AnyTable, default: object, default_view: object) -> li
         if not isinstance(row, Combined) and row.absent in ("", BY_ROWS):
             with suppress(UserError):
                 every = expand(few, row, default, default_view)
-                made[row.label] = [dataclasses.replace(each, metrics=_Ones()) for each in every]
+                made[row.label] = [dataclasses.replace(replicate, metrics=_Ones()) for replicate in every]
     made |= {row.label: made[row.of[0]] for row in table.rows if isinstance(row, Combined)}
     per_claim = []
     for claim in table.claims:
@@ -551,7 +559,9 @@ def choose_rows(table: AnyTable, patterns: Sequence[str]) -> AnyTable:
 
     A combined row takes along the rows that it joins.
     """
-    wanted = {row.label for row in table.rows if not patterns or any(matches(row.label, each) for each in patterns)}
+    wanted = {
+        row.label for row in table.rows if not patterns or any(matches(row.label, pattern) for pattern in patterns)
+    }
     for row in table.rows:
         if isinstance(row, Combined) and row.label in wanted:
             wanted |= {*row.of, *row.needs}

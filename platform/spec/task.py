@@ -198,7 +198,7 @@ class KeyNumber:
     column: str
     """The column's header."""
     about: str
-    """What it is, with its unit, in a few words."""
+    """Description of the number, with its unit, in a few words."""
 
 
 def _own() -> Mapping[str, Any]:
@@ -254,13 +254,13 @@ class Description:
     telling: str = ""
     """The table or figure that stands for the paper on the first screen of a report; none: its first."""
     key_number: KeyNumber | None = None
-    """What the summary of a run shows of the paper, beside the published number."""
+    """Number that the summary of a run shows for the paper, beside the published one."""
     tables: Callable[[], Mapping[str, Table | Figure]] = _own
     """The paper's tables and figures with their claims; by default those of its modules `tables` and `claims`."""
     scales: Callable[[], Mapping[str, Scale]] = _own
     """By default those of its module `scales`."""
     model_suffix: str = ".safetensors"
-    """How the files end that its export writes, and its zoo holds."""
+    """Suffix of the files that its export writes, and its zoo holds."""
 
     def __post_init__(self) -> None:
         for own, read in (("tables", tables_of), ("scales", scales_of)):
@@ -311,7 +311,7 @@ class Task(Description, Generic[C, V, D, L]):
     check: Callable[[C, V], None] = lambda config, view: None
     """(config, view): called when both are planned; raises `UserError` where such a run cannot be scored so."""
     metrics: Sequence[str] = ()
-    """What a sweep may search for the best of, among the scores and the log's metrics; `iou` also stands for `iou/...`.
+    """Metrics, of the scores and the log, whose best a sweep may search for; `iou` also stands for `iou/...`.
     Where there are none, any word is taken."""
     settings: Sequence[str] = ()
     """Config fields in which a table's rows may differ without their labels saying so: `--set` changes all rows."""
@@ -386,9 +386,9 @@ def folder(name: str) -> Path:
     """
     import retable.tasks
 
-    for place in retable.tasks.__path__ if _is_a_name(name) else ():
-        if Path(place, name, "__init__.py").exists():
-            return Path(place, name)
+    for root in retable.tasks.__path__ if _is_a_name(name) else ():
+        if Path(root, name, "__init__.py").exists():
+            return Path(root, name)
     raise UserError(_unknown(name))
 
 
@@ -399,9 +399,9 @@ def _is_a_name(name: str) -> bool:
 
 def _unknown(name: str) -> str:
     """Return that there is no such task; where `retable new` has written one here, how it is found."""
-    place = Path("papers", name)
-    if _is_a_name(name) and (place / "__init__.py").is_file():
-        return f"no task {name!r} yet; {place} is found after: export RETABLE_TASKS=$PWD/{place.parent}"
+    path = Path("papers", name)
+    if _is_a_name(name) and (path / "__init__.py").is_file():
+        return f"no task {name!r} yet; {path} is found after: export RETABLE_TASKS=$PWD/{path.parent}"
     return f"no task {name!r}{nearest(name, names())}"
 
 
