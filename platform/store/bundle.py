@@ -255,7 +255,7 @@ def _manifest(file: Path, stream: Stream) -> tuple[Record, tuple[Member, ...]]:
     if not isinstance(listed, list) or len(listed) > MEMBERS:
         raise damaged(file, "the manifest lists no members, or too many")
     heavy = _is_heavy(about)
-    members = tuple(_member(file, each, heavy) for each in listed)
+    members = tuple(_member(file, entry, heavy) for entry in listed)
     paths = {member.path for member in members}
     above = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
     if len(paths) != len(members) or paths & above:

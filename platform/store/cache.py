@@ -31,7 +31,7 @@ _LISTED = ("runs", "combinations", "measurements", "tables")
 """Folders that are listed whole, in one go; of others each path is asked for by itself."""
 
 Stamp = list[int] | list[str] | None
-"""What was found at a path: size and time of a file, the names in a folder; None where nothing is there."""
+"""State of a path: size and time of a file, the names in a folder; None where nothing is there."""
 
 FORMAT = 1
 _RACY = 3 * 10**9
@@ -49,7 +49,7 @@ class Index:
     lines: dict[str, bytes] = field(default_factory=dict)
     """Fingerprint -> the newest stamp in its entry, and the entry as JSON."""
     added: dict[str, Entry] = field(default_factory=dict)
-    """What was looked up meanwhile."""
+    """Entries that were looked up since the index was read, by fingerprint."""
     last: tuple[str, Entry] = ("", {})
     """The run that was asked for last, with its entry: a run's files are asked for one after another."""
 
@@ -70,9 +70,9 @@ class Index:
 
     def kept(self, run: str, path: str, stamp: object) -> Any:
         """Return the value stored for a run's file, if its stamp is this one; else None."""
-        known = self.entry(run)["files"].get(path)
-        same = isinstance(known, list) and len(known) == 3 and known[:2] == stamp
-        return known[2] if same else None
+        stored = self.entry(run)["files"].get(path)
+        same = isinstance(stored, list) and len(stored) == 3 and stored[:2] == stamp
+        return stored[2] if same else None
 
     def note(self, run: str, files: Mapping[str, object], folder: int = 0, size: int = 0) -> None:
         """Record the values of a run's files: path -> [size, time, value]."""
@@ -97,7 +97,7 @@ class Index:
 
 def _line_of(entry: Entry) -> bytes:
     """Return an entry's line; empty if the storage reports no times, as no stamp could be trusted."""
-    times = [known[1] for known in entry["files"].values()]
+    times = [stored[1] for stored in entry["files"].values()]
     if not times or not all(isinstance(moment, int) and moment > 0 for moment in times):
         return b""
     newest = max(*times, entry.get("folder", 0), 0)
@@ -140,13 +140,13 @@ class Snapshot:
     """Path of a folder of three parts, such as a run's -> path in there of each file -> its size and time."""
     listed: set[str] = field(default_factory=set)
     values: dict[object, object] = field(default_factory=dict)
-    """What was read, and what was made of it."""
+    """Contents that were read, and the values made of them."""
     touched: dict[str, Stamp] = field(default_factory=dict)
     """Every path that was asked for, and what was there: while none of them changes, nor does what was made of them."""
     indexes: dict[str, Index] = field(default_factory=dict)
     """Task -> the index of its runs, read when it is first asked for."""
     begun: float = field(default_factory=time.monotonic)
-    """When this was made, before anything was listed; seconds of this process's clock."""
+    """Time of creation, before anything was listed, in seconds of this process's clock."""
 
     def path_of(self, filesystem: fs.FileSystem, path: str) -> str | None:
         """Return a path relative to the root, or None where it lies elsewhere."""
@@ -274,7 +274,7 @@ class Snapshot:
             if inner in work:
                 return list(work[inner])
             start = f"{inner}/" if inner else ""
-            names = {each[len(start) :].split("/", 1)[0] for each in work if each.startswith(start)}
+            names = {file[len(start) :].split("/", 1)[0] for file in work if file.startswith(start)}
             return sorted(names) or None
         if path in self.folders:
             return sorted(self.folders[path])

@@ -74,25 +74,25 @@ class Published:
     files: Sequence[Remote] = ()
     hub: Hub | None = None
     by_hand: str = ""
-    """What to do where the files cannot be downloaded without a login."""
+    """Instructions where the files cannot be downloaded without a login; empty where they can."""
     needs: str = ""
     """A module that unpacks it, with its extra: `py7zr:archives`."""
 
     def __str__(self) -> str:
         """Return one line for a list of datasets."""
-        known = sum(file.bytes for file in self.files)
-        amount = "by hand" if self.by_hand else size(known) if known else "size as its page says"
+        total = sum(file.bytes for file in self.files)
+        amount = "by hand" if self.by_hand else size(total) if total else "size as its page says"
         return f"{self.name}: {self.about}; {amount}; {self.licence}; {self.page}"
 
 
 def read_published(file: Path) -> dict[str, Published]:
     """Return the datasets that a task's JSON file names."""
-    found = {}
+    datasets = {}
     for name, fields in json.loads(file.read_text()).items():
         files = tuple(Remote(**entry) for entry in fields.pop("files", ()))
         hub = Hub(**fields.pop("hub")) if "hub" in fields else None
-        found[name] = Published(name, files=files, hub=hub, **fields)
-    return found
+        datasets[name] = Published(name, files=files, hub=hub, **fields)
+    return datasets
 
 
 def choose(published: Mapping[str, Published], name: str) -> Published:
@@ -111,7 +111,7 @@ def choose(published: Mapping[str, Published], name: str) -> Published:
 def fetch_by_name(
     published: Mapping[str, Published],
     names: Sequence[str],
-    place: Callable[[Published], Path],
+    folder_of: Callable[[Published], Path],
     *,
     yes: bool = False,
     mirror: str = "",
@@ -123,7 +123,7 @@ def fetch_by_name(
     Args:
         published: those that a task knows.
         names: of those that are wanted.
-        place: dataset -> the folder of its files.
+        folder_of: dataset -> the folder of its files.
         yes: download without asking.
         mirror: see `fetch`.
         limit: the time that all of them together may take, such as `2h`; "" for any.
@@ -139,7 +139,7 @@ def fetch_by_name(
     for wanted in chosen:
         check(wanted)
     for wanted in chosen:
-        yield wanted, fetch(wanted, place(wanted), yes=yes, mirror=mirror, until=until)
+        yield wanted, fetch(wanted, folder_of(wanted), yes=yes, mirror=mirror, until=until)
 
 
 def default_folder(storage: Storage, task: str) -> Path:
@@ -218,7 +218,7 @@ def listed(hub: Hub, session: requests.Session, mirror: str) -> list[Remote]:
     Raises:
         UserError: where the hub does not answer or lists nothing.
     """
-    base, found = f"{_HUB}/api/datasets/{hub.repo}/tree/{hub.revision}", []
+    base, files = f"{_HUB}/api/datasets/{hub.repo}/tree/{hub.revision}", []
     for folder in hub.folders:
         url: str | None = at(f"{base}/{folder}?recursive=true", mirror)
         while url:
@@ -234,12 +234,12 @@ def listed(hub: Hub, session: requests.Session, mirror: str) -> list[Remote]:
                         raise UserError(f"{url}: lists {entry['path']!r}, which would leave the folder")
                     digest = f"sha256:{entry['lfs']['oid']}" if entry.get("lfs") else ""
                     address = f"{_HUB}/datasets/{hub.repo}/resolve/{hub.revision}/{entry['path']}"
-                    found.append(Remote(address, entry["path"], entry["size"], digest))
+                    files.append(Remote(address, entry["path"], entry["size"], digest))
             url = answer.links.get("next", {}).get("url")
             url = at(url, mirror) if url and not (mirror and url.startswith(mirror)) else url
-    if not found:
+    if not files:
         raise UserError(f"{_HUB}/datasets/{hub.repo}: no files in {', '.join(hub.folders)}")
-    return found
+    return files
 
 
 def _check_space(folder: Path, files: Sequence[Remote]) -> None:
@@ -248,12 +248,12 @@ def _check_space(folder: Path, files: Sequence[Remote]) -> None:
     Raises:
         UserError: then, with both numbers.
     """
-    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     packed = sum(file.bytes for file in files if _is_archive(file.path))  # about as much again once it is unpacked
     wanted = sum(file.bytes - have(folder / file.path) for file in files) + packed
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(existing).free
     if wanted > free:
-        raise UserError(f"{place}: {size(free)} are free, {size(wanted)} are needed; free some, or give a --folder")
+        raise UserError(f"{existing}: {size(free)} are free, {size(wanted)} are needed; free some, or give a --folder")
 
 
 def have(target: Path) -> int:
@@ -354,15 +354,15 @@ def check(path: Path, file: Remote, url: str) -> None:
         UserError: where size or checksum differ.
     """
     kind, _, wanted = file.checksum.partition(":")
-    said = ""
+    mismatch = ""
     if file.bytes and path.stat().st_size != file.bytes:
-        said = f"{path.stat().st_size:,} bytes, published are {file.bytes:,}"
+        mismatch = f"{path.stat().st_size:,} bytes, published are {file.bytes:,}"
     elif kind:
-        found = file_digest(path, kind)
-        said = f"its {kind} is {found}, published is {wanted}" if found != wanted else ""
-    if said:
+        digest = file_digest(path, kind)
+        mismatch = f"its {kind} is {digest}, published is {wanted}" if digest != wanted else ""
+    if mismatch:
         path.unlink()
-        raise UserError(f"{url}: {said}; it was removed, run the same command again")
+        raise UserError(f"{url}: {mismatch}; it was removed, run the same command again")
 
 
 def _is_archive(name: str) -> bool:

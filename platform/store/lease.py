@@ -241,14 +241,14 @@ def one_maker(storage: Storage, where: str) -> Iterator[None]:
         storage: the root of everything that lasts.
         where: of the data set, below `data/`: `<task>/<name>`.
     """
-    place = RunFolder(storage / MAKING, where.partition("/")[0], sha256(where.encode())[:16])
+    folder = RunFolder(storage / MAKING, where.partition("/")[0], sha256(where.encode())[:16])
     attempt, dead = None, 0
     while attempt is None:
         try:
-            attempt = acquire(place, uuid.uuid4().hex, 0, dead)
+            attempt = acquire(folder, uuid.uuid4().hex, 0, dead)
         except LeaseLost:
             errors.print(f"data {where}: another command makes it; this one waits for that", markup=False)
-            dead = wait(place, POLL_SECONDS)
+            dead = wait(folder, POLL_SECONDS)
     with heartbeat([attempt]):
         yield
 

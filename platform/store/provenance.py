@@ -31,7 +31,7 @@ def own_folder(task: str) -> Path | None:
     """Return the folder of a task outside of this package; None of others, and where there is none."""
     import retable.tasks
 
-    folder = next((each for each in (Path(place, task) for place in retable.tasks.__path__) if each.exists()), None)
+    folder = next((path for path in (Path(root, task) for root in retable.tasks.__path__) if path.exists()), None)
     return None if folder is None or folder.is_relative_to(commit.code_root()) else folder
 
 
@@ -41,8 +41,8 @@ def _own(task: str) -> dict[str, object]:
     folder = own_folder(task)
     if folder is None:
         return {}
-    found = commit.parsed(commit.of_folder(folder))
-    return {"own": {"name": task, **found}} if found and found["commit"] != _git().get("commit") else {}
+    revision = commit.parsed(commit.of_folder(folder))
+    return {"own": {"name": task, **revision}} if revision and revision["commit"] != _git().get("commit") else {}
 
 
 @functools.cache

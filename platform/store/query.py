@@ -34,7 +34,7 @@ _FORMER_STATES = {"silent": "stale", "stopped": "incomplete", "damaged": "corrup
 READERS = 16
 """Files that are read at once: a bucket's time is waiting."""
 _KEPT = ("started", "host", "scale", "commit", "dirty", "device")
-"""What the index keeps of `provenance.json`."""
+"""Entries of `provenance.json` that the index keeps."""
 Files = Mapping[str, tuple[int, int]]
 """Of a run: path in its folder -> size and time (ns)."""
 
@@ -52,7 +52,7 @@ class Run:
     epoch: int = 0
     epochs: int = 0
     changed: float = 0.0
-    """When a file of it was last written (of a finished run: its result), seconds since 1970."""
+    """Time of the last write to one of its files (of a finished run: to its result), seconds since 1970."""
     size: int = 0
     """Bytes of all its files, as they were listed last."""
     attempts: int = 1
@@ -73,7 +73,7 @@ class Run:
 
 
 FIELDS = tuple(name for name in Run.__slots__ if name != "config")
-"""What runs are filtered and sorted by, besides the fields of their configs."""
+"""Fields that runs are filtered and sorted by, besides those of their configs."""
 
 
 def list_runs(storage: Storage, task: str = "", done: Callable[[int, int], None] | None = None) -> list[Run]:
@@ -113,12 +113,12 @@ def _runs_of(
     for run, when in times.items():
         entry = index.entry(run)
         files = None if storage.is_local else taken.below(f"{folder}/{run}")
-        known = _from_index(task, run, entry) if holds(entry, when, files) else None
-        if known is None:
+        indexed = _from_index(task, run, entry) if holds(entry, when, files) else None
+        if indexed is None:
             changed[run] = files
         else:
-            known.size = sum(size for size, _ in files.values()) if files else known.size
-            runs.append(known)
+            indexed.size = sum(size for size, _ in files.values()) if files else indexed.size
+            runs.append(indexed)
     for run in [run for run, files in changed.items() if files is None]:
         try:
             changed[run] = _files_of(storage / f"{folder}/{run}")
@@ -146,8 +146,8 @@ def _files_of(folder: Storage) -> Files:
 def _folder_times(storage: Storage, path: str) -> dict[str, int]:
     """Return the folders in a folder of a local storage, each with its own time (ns)."""
     with disk_errors(str(storage / path)), suppress(FileNotFoundError), os.scandir(f"{storage.root}/{path}") as entries:
-        ours = (each for each in entries if each.is_dir() and not each.name.startswith(".") and is_text(each.name))
-        return {each.name: each.stat().st_mtime_ns for each in ours}
+        ours = (entry for entry in entries if entry.is_dir() and not entry.name.startswith(".") and is_text(entry.name))
+        return {entry.name: entry.stat().st_mtime_ns for entry in ours}
     return {}
 
 
@@ -161,9 +161,9 @@ def holds(entry: Entry, folder: int, files: Files | None) -> bool:
     """
     if files is None:
         return bool(folder) and entry.get("folder") == folder
-    known = entry["files"]
+    indexed = entry["files"]
     wanted = ("result.json", "config.json", "provenance.json")
-    return all(name in known and known[name][:2] == list(files.get(name, ())) for name in wanted)
+    return all(name in indexed and indexed[name][:2] == list(files.get(name, ())) for name in wanted)
 
 
 def _from_index(task: str, run: str, entry: Entry) -> Run | None:
@@ -302,8 +302,8 @@ def select(runs: Sequence[Run], where: Mapping[str, object], states: Sequence[st
     by = sort.removeprefix("-")
     for option, name in [*(("--where", name) for name in where), *([("--sort", by)] if by != "age" else [])]:
         if name not in FIELDS and not any(name in run.config for run in runs):
-            known = {*FIELDS, "age", *(path for run in runs[:1000] for path in run.config)}
-            raise UserError(f"{option}: no run here has a field {name!r}{nearest(name, known)}")
+            fields = {*FIELDS, "age", *(path for run in runs[:1000] for path in run.config)}
+            raise UserError(f"{option}: no run here has a field {name!r}{nearest(name, fields)}")
     selected = [run for run in runs if not states or run.state in states]
     selected = [run for run in selected if all(same(run.value(name), value) for name, value in where.items())]
     if by == "age":

@@ -98,7 +98,7 @@ def _provenance(record: Mapping[str, object]) -> None:
         if not isinstance(record.get(name), (str, type(None))):
             raise Malformed(f"the entry {name!r} is no text")
     versions, data = record.get("versions", {}), record.get("data", {"digest": ""})
-    if not isinstance(versions, dict) or not all(isinstance(each, str) for each in versions.values()):
+    if not isinstance(versions, dict) or not all(isinstance(version, str) for version in versions.values()):
         raise Malformed("the entry 'versions' is no object of texts")
     if not isinstance(data, dict) or not isinstance(data.get("digest"), str):
         raise Malformed("the entry 'data' is no dataset's")
@@ -151,5 +151,5 @@ def _arrays(data: bytes) -> None:
             listed = archive.infolist()
     except Exception as error:  # a broken archive raises almost anything
         raise Malformed("it holds no arrays") from error
-    if sum(each.file_size for each in listed) > ARRAYS:
+    if sum(member.file_size for member in listed) > ARRAYS:
         raise Malformed("its arrays are too large")

@@ -353,23 +353,23 @@ def check_numbers(file: str, metrics: Mapping[str, object], remedy: str) -> None
             raise UserError(f"{file}: the metric {name!r} is no number; {remedy}")
 
 
-def listed_shards(place: Storage) -> list[str] | None:
+def listed_shards(folder: Storage) -> list[str] | None:
     """Return the shards that a bundle listed; None where none did.
 
     Raises:
         UserError: if the list is damaged.
     """
-    if not place.exists(SHARDS):
+    if not folder.exists(SHARDS):
         return None
-    shards = place.read_json(SHARDS)
+    shards = folder.read_json(SHARDS)
     if not is_shards(shards):
-        raise UserError(f"{place}/{SHARDS}: no list of shards; remove it and unpack the bundle again")
+        raise UserError(f"{folder}/{SHARDS}: no list of shards; remove it and unpack the bundle again")
     return list(shards)
 
 
 def is_shards(value: object) -> bool:
     """Return whether a value is a list of shards, none of which is a path that leaves its folder."""
-    return isinstance(value, list) and all(isinstance(each, str) and safe(each) for each in value)
+    return isinstance(value, list) and all(isinstance(shard, str) and safe(shard) for shard in value)
 
 
 def safe(path: str) -> bool:
@@ -419,14 +419,14 @@ _named: dict[int, tuple[object, str]] = {}
 
 def view_key(view: object) -> str:
     """Return the name of a view's folder: its class and a hash of its fields."""
-    known = _named.get(id(view))  # a view never changes, and one that is held shares its identity with no other
-    if known is None:
+    cached = _named.get(id(view))  # a view never changes, and one that is held shares its identity with no other
+    if cached is None:
         text = json.dumps(naming(view), sort_keys=True)
-        known = (view, f"{choice_name(type(view))}-{sha256(text.encode())[:12]}")
+        cached = (view, f"{choice_name(type(view))}-{sha256(text.encode())[:12]}")
         if len(_named) >= 1000:
             _named.clear()
-        _named[id(view)] = known
-    return known[1]
+        _named[id(view)] = cached
+    return cached[1]
 
 
 def sample_path(step: int) -> str:

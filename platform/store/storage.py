@@ -152,16 +152,16 @@ class Storage:
     def exists(self, path: str = "") -> bool:
         """Return whether a file or folder exists."""
         with disk_errors(self._name(path)):
-            if known := snapshot.current(self.filesystem, self._path(path)):
-                return known[0].stamp(known[1]) is not None
+            if cached := snapshot.current(self.filesystem, self._path(path)):
+                return cached[0].stamp(cached[1]) is not None
             return bool(self.filesystem.get_file_info(self._path(path)).type != fs.FileType.NotFound)
 
     @patient
     def list(self, path: str = "") -> list[str]:
         """Return the sorted names in a folder; an absent folder is empty. Half-written files are hidden."""
         with disk_errors(self._name(path)):
-            if known := snapshot.current(self.filesystem, self._path(path)):
-                return known[0].names(known[1])
+            if cached := snapshot.current(self.filesystem, self._path(path)):
+                return cached[0].names(cached[1])
             names = snapshot.entries_in(self.filesystem, self._path(path))
         return sorted(name for name in names if not name.startswith(".writing-"))
 
@@ -169,9 +169,9 @@ class Storage:
     def folders(self, path: str = "") -> Sequence[str]:
         """Return the sorted names of the folders in a folder: no files, and nothing hidden."""
         with disk_errors(self._name(path)):
-            if known := snapshot.current(self.filesystem, self._path(path)):
-                every = [name for name in known[0].names(known[1]) if not name.startswith(".")]
-                return [name for name in every if known[0].names(f"{known[1]}/{name}")]
+            if cached := snapshot.current(self.filesystem, self._path(path)):
+                every = [name for name in cached[0].names(cached[1]) if not name.startswith(".")]
+                return [name for name in every if cached[0].names(f"{cached[1]}/{name}")]
             entries = snapshot.entries_in(self.filesystem, self._path(path))
         return sorted(name for name, is_folder in entries.items() if is_folder and not name.startswith("."))
 
@@ -190,8 +190,8 @@ class Storage:
     def read(self, path: str) -> bytes:
         """Return a file's bytes. Raises FileNotFoundError where there is none."""
         with disk_errors(self._name(path)):
-            if known := snapshot.current(self.filesystem, self._path(path)):
-                if known[0].stamp(known[1]) is None:
+            if cached := snapshot.current(self.filesystem, self._path(path)):
+                if cached[0].stamp(cached[1]) is None:
                     raise FileNotFoundError(self._name(path))
             with self.filesystem.open_input_stream(self._path(path)) as stream:
                 data: bytes = stream.read()
@@ -242,19 +242,19 @@ class Storage:
 
     def memoize(self, path: str, what: str, make: Callable[[], T]) -> T:
         """Return `make()`, which reads a file: once only within a snapshot; the value is shared, so change it not."""
-        known = snapshot.current(self.filesystem, self._path(path))
-        if known is None:
+        cached = snapshot.current(self.filesystem, self._path(path))
+        if cached is None:
             return make()
-        known[0].stamp(known[1])
-        return known[0].memoize((what, known[1]), make)
+        cached[0].stamp(cached[1])
+        return cached[0].memoize((what, cached[1]), make)
 
     def read_indexed(self, path: str, make: Callable[[], T]) -> T | None:
         """Return `make()`, a summary of a finished run's file; within a snapshot possibly from the index."""
-        known = snapshot.current(self.filesystem, self._path(path))
-        if known is None:
+        cached = snapshot.current(self.filesystem, self._path(path))
+        if cached is None:
             return make()
-        value = known[0].memoize(("brief", known[1]), lambda: known[0].read_indexed(known[1], make))
-        known[0].stamp(known[1])
+        value = cached[0].memoize(("brief", cached[1]), lambda: cached[0].read_indexed(cached[1], make))
+        cached[0].stamp(cached[1])
         return value
 
     @contextmanager

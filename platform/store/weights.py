@@ -44,7 +44,7 @@ def metadata(data: bytes) -> dict[str, str] | None:
     return header.get("__metadata__", {}) if isinstance(header, dict) else None
 
 
-def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: bool = False) -> dict[str, Tensor]:
+def read_tensors(file: Path, data: bytes, hint: str, *names: str, integers: bool = False) -> dict[str, Tensor]:
     """Read the tensors of a PyTorch or safetensors file; code in it is never run.
 
     Those of a checkpoint lie under one of the names in `_WRAPPERS`, or under one inside another; of a checkpoint with
@@ -53,7 +53,7 @@ def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: boo
     Args:
         file: what an error calls it.
         data: its bytes.
-        known: ends an error: which files are known.
+        hint: ends an error: which files are known.
         names: see `unwrapped`.
         integers: whether counters are wanted too, not only floating-point numbers.
 
@@ -61,20 +61,20 @@ def read_tensors(file: Path, data: bytes, known: str, *names: str, integers: boo
         UserError: where they are no state dict.
     """
     try:
-        state = load(data) if metadata(data) is not None else _loaded(file, data, known)
+        state = load(data) if metadata(data) is not None else _loaded(file, data, hint)
     except UserError:
         raise
     except Exception as error:  # unpickling a broken file raises almost anything
         # torch's own message advises to load the file unsafely
-        raise UserError(f"{file}: no file of tensors and plain values, or not the whole file; {known}") from error
+        raise UserError(f"{file}: no file of tensors and plain values, or not the whole file; {hint}") from error
     for _ in _WRAPPERS:  # a dictionary may hold itself
         if isinstance(state, dict):
             state = next((state[key] for key in _WRAPPERS if isinstance(state.get(key), dict)), state)
     if not isinstance(state, dict):
-        raise UserError(f"{file}: no state dict but a {type(state).__name__}; {known}")
+        raise UserError(f"{file}: no state dict but a {type(state).__name__}; {hint}")
     tensors = _named(state) or _named(_fullest(state))
     if not tensors and state:
-        raise UserError(f"{file}: no tensors by name, but {and_more([str(key)[:40] for key in state], 4)}; {known}")
+        raise UserError(f"{file}: no tensors by name, but {and_more([str(key)[:40] for key in state], 4)}; {hint}")
     sound = {
         name: value.detach()
         for name, value in tensors.items()
@@ -89,13 +89,13 @@ def _named(state: Mapping[object, object]) -> dict[str, Tensor]:
 
 def _fullest(state: dict[object, object]) -> dict[object, object]:
     """Return the dictionary with the most named tensors, this one or one inside it; the first of equals."""
-    found, seen = [state], {id(state)}
-    for each in found:  # it grows meanwhile; a dictionary may hold itself
-        for value in each.values():
+    candidates, seen = [state], {id(state)}
+    for candidate in candidates:  # it grows meanwhile; a dictionary may hold itself
+        for value in candidate.values():
             if isinstance(value, dict) and id(value) not in seen:
                 seen.add(id(value))
-                found.append(value)
-    return max(found, key=lambda each: len(_named(each)))
+                candidates.append(value)
+    return max(candidates, key=lambda candidate: len(_named(candidate)))
 
 
 class _Unread:
@@ -129,7 +129,7 @@ _SETTINGS = (
     *("sacred.", "omegaconf.", "pytorch_lightning.", "lightning.", "argparse.Namespace", "types.SimpleNamespace"),
     *("numpy.", "datetime.", "zoneinfo.", "decimal.", "fractions.", "uuid.", "pathlib.", "collections."),
 )
-"""What checkpoints hold beside tensors: settings, scores and times in values of these modules. They are not read: an
+"""Modules of values that checkpoints hold beside tensors: settings, scores and times. These values are not read: an
 inert class takes the place of each that PyTorch's safe reader does not allow by itself."""
 _PLAIN = frozenset(
     f"builtins.{name}" for name in ("dict", "list", "set", "frozenset", "int", "float", "str", "complex", "slice")
@@ -139,7 +139,7 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "network"
 """Names under which checkpoints keep a network's state dict."""
 
 
-def _loaded(file: Path, data: bytes, known: str) -> object:
+def _loaded(file: Path, data: bytes, hint: str) -> object:
     """Unpickle plain values and tensors by PyTorch's safe reader; other containers and values become empty ones.
 
     Raises:
@@ -151,7 +151,7 @@ def _loaded(file: Path, data: bytes, known: str) -> object:
         named = []
     if code := sorted(name for name in named if not name.startswith(_SETTINGS) and name not in _PLAIN):
         holds = f"it holds {', '.join(code[:3])}, whose code is not run"
-        raise UserError(f"{file}: no file of tensors and plain values: {holds}; {known}")
+        raise UserError(f"{file}: no file of tensors and plain values: {holds}; {hint}")
     # One class for each name: the reader wants to know them apart.
     unread = [(type("Unread", (_stub(name),), {}), name) for name in named]
     with torch.serialization.safe_globals(unread):  # type: ignore[arg-type]
