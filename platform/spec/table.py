@@ -327,7 +327,7 @@ class Results:
         self.asked: dict[str, None] = {}
         """Labels of the rows that were asked for, in order."""
         self.lacking: dict[str, dict[str, None]] = {BY_ROWS: {}, _BY_SET: {}}
-        """Requested values that the user left out: `BY_ROWS` or `_BY_SET` -> labels, or axes with their values."""
+        """Requested values that the user left out: note that names the option -> labels, or axes with their values."""
         self.lost: dict[str, set[OwnConfig]] = {}
         """Label -> runs among those that were asked for that diverged, or whose metric is not finite."""
         self.counted: set[str] = set()
