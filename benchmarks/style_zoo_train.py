@@ -216,10 +216,10 @@ class Photographs:
         pictures = [images.fit(images.read(file).pixels, LONGER) for file in files]
         for number in range(recipe.landscapes):
             pictures.append(generate.draw(generator(0, f"{STREAM}.landscape", number), *LANDSCAPE))
-        shapes = sorted({each.shape for each in pictures})
-        groups = [[each for each in pictures if each.shape == shape] for shape in shapes]
-        self.stacks = [torch.from_numpy(np.stack(each)).permute(0, 3, 1, 2).to(device) for each in groups]
-        self.odds = [len(each) / len(pictures) for each in groups]
+        shapes = sorted({picture.shape for picture in pictures})
+        groups = [[picture for picture in pictures if picture.shape == shape] for shape in shapes]
+        self.stacks = [torch.from_numpy(np.stack(group)).permute(0, 3, 1, 2).to(device) for group in groups]
+        self.odds = [len(group) / len(pictures) for group in groups]
         self.photographs, self.landscapes = len(files), recipe.landscapes
 
     def draw(self, rng: np.random.Generator, count: int, size: int) -> Image:

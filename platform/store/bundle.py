@@ -26,6 +26,8 @@ from retable.platform.store.storage import Record, whole_file
 FORMAT = 1
 MANIFEST = "bundle.json"
 BLOCK = tarfile.BLOCKSIZE
+COMPRESSION = {"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 32 << 20}
+"""xz -6, with repetitions found up to 32 MB back: runs of a table hold the same pictures and targets."""
 CHUNK = 1 << 20
 """Bytes that are decompressed at a time."""
 MEMORY = 128 << 20
@@ -134,7 +136,7 @@ def write_bundle(file: Path, about: Mapping[str, object], files: Mapping[str, Ca
     _check_sizes(listed, len(manifest), _is_heavy(about))
     with (
         whole_file(file) as writing,
-        lzma.open(writing, "wb", preset=6) as packed,
+        lzma.open(writing, "wb", filters=[COMPRESSION]) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
     ):
         _add(archive, MANIFEST, manifest)

@@ -168,7 +168,7 @@ def search(
     if marks and not words:
         raise UserError("--good, --bad: a hit is marked for words; give some")
     opened = open_index(place)
-    embedder = open_words(model or opened.info["source"], Storage.open(storage), device, whole=like is not None)
+    embedder = open_words(model or opened.info["source"], Storage.open(storage), device, with_audio=like is not None)
     check_model(opened.info, embedder, place)
     query = query_vector(embedder, words, like, opened.refit, avoid)
     itself = file_digest(like) if like is not None and not words else ""

@@ -346,9 +346,11 @@ def _deal(entries: Sequence[Entry], before: Mapping[str, str]) -> Iterator[Entry
     order = sorted(groups, key=lambda key: hashlib.sha256(key.encode()).digest())
     sizes = {key: len(groups[key]) for key in order}
     keys = file_keys(entry.file for entry in entries)
-    names = {origin: [origin, *(key for each in groups[origin] for key in keys[each.file])] for origin in order}
+    names = {origin: [origin, *(key for entry in groups[origin] for key in keys[entry.file])] for origin in order}
     earlier = {key: [before[name] for name in names[key] if name in before] for key in order}
-    splits = {key: "training" if "training" in each else each[0] for key, each in earlier.items() if each}
+    splits = {
+        key: "training" if "training" in previous else previous[0] for key, previous in earlier.items() if previous
+    }
     largest = max(reversed(order), key=sizes.__getitem__) if order else ""
     free = [key for key in order if key not in splits and (key != largest or splits)] if len(order) > 2 else []
     for others, (split, share) in zip((1, 0) if free else (), SHARES.items(), strict=False):

@@ -239,7 +239,7 @@ def finish(
         rewrites: who or what rewrote captions; none: they have no other forms.
         **more: what else `dataset.json` says.
     """
-    recordings, sound = written.recordings, _sha256([each.encode() for each in written.sounds.values()])
+    recordings, sound = written.recordings, _sha256([checksum.encode() for checksum in written.sounds.values()])
     write_recordings(folder, recordings)
     folder.write_json(LEFT_OUT, written.left_out)
     folder.write_json(REMARKS, written.remarks)
@@ -248,12 +248,17 @@ def finish(
         "kind": kind,
         "real": kind != "generated",
         "features": features,
-        "rows": {split: sum(each.split == split for each in recordings) for split in SPLITS},
-        "captions": {split: sum(len(each.captions) for each in recordings if each.split == split) for split in SPLITS},
-        "corpora": dict(sorted(Counter(each.corpus for each in recordings).items())),
-        "seconds": sum(each.seconds for each in recordings),
-        "bytes": round(sum(each.seconds for each in recordings if each.split != "test") * SECOND[features]),
-        "leaks": sum(each.leak for each in recordings),
+        "rows": {split: sum(recording.split == split for recording in recordings) for split in SPLITS},
+        "captions": {
+            split: sum(len(recording.captions) for recording in recordings if recording.split == split)
+            for split in SPLITS
+        },
+        "corpora": dict(sorted(Counter(recording.corpus for recording in recordings).items())),
+        "seconds": sum(recording.seconds for recording in recordings),
+        "bytes": round(
+            sum(recording.seconds for recording in recordings if recording.split != "test") * SECOND[features]
+        ),
+        "leaks": sum(recording.leak for recording in recordings),
         "shards": written.shards,
         "starts": written.starts,
         "sound": sound,

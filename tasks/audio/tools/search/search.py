@@ -320,25 +320,25 @@ def _tables(out: Path, info: dict[str, Any], shards: Sequence[dict[str, Any]]) -
     return tables
 
 
-def open_words(name: str, storage: Storage, device: str = "", whole: bool = False) -> Embedder | Words:
+def open_words(name: str, storage: Storage, device: str = "", with_audio: bool = False) -> Embedder | Words:
     """Open the half of a model that embeds words: a file without torch, which takes seconds to import.
 
     Args:
         name: a file, a model of the zoo, or a run; see `opening.open_embedder`.
         storage: where runs lie.
         device: cpu, cuda, ...; none: the CPU for a file, else a GPU where there is one.
-        whole: take what embeds sounds, too.
+        with_audio: open the half that embeds sounds, too.
 
     Raises:
         UserError: where there is no such model, or no such device.
     """
     file = zoo.find_file("audio", name)
-    embedder = read_words(file.absolute()) if file and device in ("", "cpu") and not whole else None
+    embedder = read_words(file.absolute()) if file and device in ("", "cpu") and not with_audio else None
     if embedder:
         return embedder
     from retable.tasks.audio.tools.search import opening
 
-    return opening.open_embedder(name, storage, device, words_alone=not whole)
+    return opening.open_embedder(name, storage, device, words_alone=not with_audio)
 
 
 def check_model(info: dict[str, Any], embedder: Embedder | Words, out: Path) -> None:
