@@ -151,8 +151,12 @@ def at_every_size(results: Results, name: str, least: float, sizes: Sequence[int
 
 def on_a_gpu(results: Results, verdict: Verdict) -> Verdict:
     """Return the verdict on a claim about GPUs: not tested where a CPU was timed, with the CPU's numbers."""
-    gpus = {replicate.metrics["gpu"] for rows in results.replicates.values() for replicate in rows}
-    return verdict if gpus <= {1.0} else untested(f"not tested on a CPU, where it is {verdict.because}")
+    timed = [replicate for rows in results.replicates.values() for replicate in rows if "gpu" in replicate.metrics]
+    return (
+        verdict
+        if all(replicate.metrics["gpu"] for replicate in timed)
+        else untested(f"not tested on a CPU, where it is {verdict.because}")
+    )
 
 
 def much_faster(results: Results) -> Verdict:
@@ -259,7 +263,7 @@ def seconds(results: Results, name: str) -> Estimate | None:
 
 
 def quicker(results: Results, quick: Sequence[str], slow: Sequence[str]) -> Verdict:
-    """Return whether some losses each take fewer seconds than each of others, beyond the medians' intervals."""
+    """Return whether some losses take fewer seconds on a GPU than others, beyond the medians' intervals."""
     times = {name: seconds(results, name) for name in (*quick, *slow)}
     measured = {name: time for name, time in times.items() if time}
     if len(measured) < len(times):
@@ -267,8 +271,9 @@ def quicker(results: Results, quick: Sequence[str], slow: Sequence[str]) -> Verd
     because = ", ".join(f"{name} {time} s" for name, time in measured.items())
     pairs = [(measured[one], measured[other]) for one in quick for other in slow]
     if all(one.high < other.low for one, other in pairs):
-        return Verdict("holds", because)
-    return Verdict("does not hold" if any(one.low > other.high for one, other in pairs) else "not separable", because)
+        return on_a_gpu(results, Verdict("holds", because))
+    slower = any(one.low > other.high for one, other in pairs)
+    return on_a_gpu(results, Verdict("does not hold" if slower else "not separable", because))
 
 
 def same_function(results: Results) -> Verdict:
