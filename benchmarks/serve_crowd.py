@@ -35,7 +35,7 @@ def measure() -> dict[str, Any]:
 
 
 async def crowd(client: Client, clients: int, slow: int = 0) -> dict[str, Any]:
-    """Let clients ask again once they are answered, with a pause where they are refused; return what they saw."""
+    """Run clients that ask again after each answer, with a pause after a refusal; return rate, waits and statuses."""
     model = next(model for model in client.models() if model["task"] == "rl")
     body = json.dumps({"observations": [[0.1] * int(model["about"]["states"])], "seed": 0}).encode()
     url = urlsplit(client.url)

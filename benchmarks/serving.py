@@ -105,7 +105,7 @@ def wait(client: Client, process: subprocess.Popen[str], log: Path, seconds: flo
 
 
 def alone() -> None:
-    """Let deployments answer each request by itself."""
+    """Turn off batching: deployments answer each request by itself."""
     from dataclasses import replace
 
     from retable.serve import application

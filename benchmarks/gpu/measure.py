@@ -109,7 +109,7 @@ def as_pytorch_starts() -> None:
 
 @contextmanager
 def tf32(enabled: bool) -> Iterator[None]:
-    """Let float32 matrix products and convolutions round their factors to TF32 on a GPU, or not."""
+    """Switch TF32 for float32 matrix products and convolutions on a GPU; restore the setting at the end."""
     switches = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:

@@ -88,12 +88,12 @@ def summary(plan: Plan, calibration: Mapping[str, Learnt], seconds: float) -> di
         "scale": plan.scale,
         "changes": dict(plan.changes),
         "tables": list(plan.tables),
-        "trainings": dict(Counter(item.status for item in plan.trainings.values())),
+        "trainings": dict(Counter(training.status for training in plan.trainings.values())),
         "evaluations": {"all": len(plan.scorings), "to_do": len(plan.unscored)},
-        "combinations": {"all": len({item.path for item in plan.combinings}), "to_do": len(plan.uncombined)},
+        "combinations": {"all": len({combining.path for combining in plan.combinings}), "to_do": len(plan.uncombined)},
         "measurements": {"all": len(plan.timings), "to_do": len(plan.unmeasured)},
         "core_hours": seconds / 3600,
-        "learnt": {name: {"factor": item.factor, "runs": item.runs} for name, item in calibration.items()},
+        "learnt": {name: {"factor": task.factor, "runs": task.runs} for name, task in calibration.items()},
     }
 
 

@@ -210,7 +210,10 @@ class Plan:
     @cached_property
     def shared(self) -> Shared:
         """Return the non-default settings that all trainings of a task, and all of its views, share."""
-        trained = [(item.task.name, differences(item.config, item.task.config())) for item in self.trainings.values()]
+        trained = [
+            (training.task.name, differences(training.config, training.task.config()))
+            for training in self.trainings.values()
+        ]
         items: list[Scoring | Prediction] = [*self.scorings.values(), *self.predictions.values()]
         scored = [(f"{item.task.name} view", differences(item.view, item.task.view())) for item in items]
         return {name: common(many) for name, many in grouped([*trained, *scored]).items()}
@@ -424,12 +427,14 @@ def start_of(plan: Plan, training: Training) -> list[tuple[str, int]]:
 def _leave_untrained(plan: Plan) -> None:
     """Remove the trainings still to be done from a plan, with everything that depends on them."""
     plan.untrained = {path: training for path, training in plan.trainings.items() if training.status not in ENDED}
-    plan.trainings = {path: item for path, item in plan.trainings.items() if path not in plan.untrained}
+    plan.trainings = {path: training for path, training in plan.trainings.items() if path not in plan.untrained}
     finished = {
         path for path, training in plan.untrained.items() if training.status in FINISHED
     } | plan.trainings.keys()
-    scored = {key: item for key, item in plan.scorings.items() if item.folder.path in finished}
-    plan.scorings = {key: item for key, item in scored.items() if item.done or item.folder.path in plan.trainings}
+    scored = {key: scoring for key, scoring in plan.scorings.items() if scoring.folder.path in finished}
+    plan.scorings = {
+        key: scoring for key, scoring in scored.items() if scoring.done or scoring.folder.path in plan.trainings
+    }
     plan.combinings = [c for c in plan.combinings if all(m.folder.path in plan.trainings for m in c.members)]
 
 

@@ -276,14 +276,14 @@ def _pictures(name: str, figure: Figure, results: Results) -> dict[str, bytes]:
         why = f"{name}: its drawing fails: {one_line(error)}"
         errors.print(why, markup=False)
 
-    def said() -> Drawing:
+    def reason() -> Drawing:
         from matplotlib import pyplot
 
         drawing = pyplot.figure(figsize=(8, 0.6))
         drawing.text(0.01, 0.4, why)
         return drawing
 
-    return pictures(said)
+    return pictures(reason)
 
 
 def write_report(
