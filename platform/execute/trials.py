@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import math
 import re
 import time
@@ -337,11 +338,11 @@ def run_job(job: Job, launch: Launch, work: str) -> None:
 
 
 def epochs_shown(report: Callable[[Record], None]) -> Callable[[Record], None]:
-    """Return a report of no more than progress bars show: the first epoch, then at most one a second.
+    """Return a report of no more than progress bars show: at most one epoch a second.
 
     A trial waits until Tune has taken a report, and Tune keeps statistics of all that it is told.
     """
-    last = -math.inf
+    last = time.monotonic()
 
     def paced(metrics: Record) -> None:
         nonlocal last
@@ -514,10 +515,17 @@ def fit(
         reuse: whether a trial may run in the process of another; one that starts a Train group may not.
         tune_config: of `tune.TuneConfig`.
     """
+    import ray
     from ray import tune
 
     launch = dataclasses.replace(launch, scratch=f".ray/{uuid.uuid4().hex[:12]}")
-    ray_compat.mix_in(trainable, preemption.SigtermMixin)
+    shared: Any = ray.put(launch)
+
+    def begin(spec: Spec) -> None:
+        """Do what each trial does; `tune.with_parameters` would read the launch, with all jobs, for each."""
+        trainable(spec, _launch_of(shared))
+
+    ray_compat.mix_in(begin, preemption.SigtermMixin)
 
     def request(spec: Spec) -> PlacementGroupFactory:
         """Return a trial's resource request for the current cluster: Tune asks when it makes the trial."""
@@ -526,7 +534,7 @@ def fit(
     try:
         with TemporaryDirectory(prefix="retable-tune-") as local, disk_errors(local):
             tuner = tune.Tuner(
-                tune.with_resources(tune.with_parameters(trainable, launch=launch), request),
+                tune.with_resources(begin, request),
                 param_space=dict(trainable_space),
                 tune_config=tune.TuneConfig(reuse_actors=reuse, **tune_config),
                 run_config=tune.RunConfig(
@@ -545,6 +553,15 @@ def fit(
         raise
     finally:
         launch.storage.remove(launch.scratch)  # what Train kept of its groups is never read
+
+
+@functools.lru_cache(1)
+def _launch_of(shared: Any) -> Launch:
+    """Return a launch from Ray's object store, in a process that may run many of its trials."""
+    import ray
+
+    launch: Launch = ray.get(shared)
+    return launch
 
 
 def concurrent(needs: Requirements) -> int:
