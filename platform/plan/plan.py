@@ -717,9 +717,9 @@ def _side_by_side(group: Sequence[Training]) -> Iterator[list[Training]]:
     left = [(training, places(training)) for training in group]
     while left:
         counts = Counter(start for _, counted in left for start in counted)
-        common = max(counts, key=lambda start: (counts[start], start))
-        yield [training for training, counted in left if common in counted]
-        left = [(training, counted) for training, counted in left if common not in counted]
+        start = max(counts, key=lambda counted: (counts[counted], counted))
+        yield [training for training, counted in left if start in counted]
+        left = [(training, counted) for training, counted in left if start not in counted]
 
 
 def places(training: Training) -> set[tuple[str, int]]:

@@ -125,7 +125,7 @@ def index(
 def search(
     words: Annotated[str, typer.Argument(help="Describe the sound: 'rain on a tin roof'.")] = "",
     like: Annotated[Path | None, typer.Option(help="Find what sounds like this recording.")] = None,
-    place: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path("index"),
+    index: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path("index"),
     top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     page: Annotated[Path | None, typer.Option(help="Also write a page that plays the hits.")] = None,
@@ -167,9 +167,9 @@ def search(
     words = words if any(map(str.isalnum, words)) else ""  # punctuation is not heard
     if marks and not words:
         raise UserError("--good, --bad: a hit is marked for words; give some")
-    opened = open_index(place)
+    opened = open_index(index)
     embedder = open_words(model or opened.info["source"], Storage.open(storage), device, with_audio=like is not None)
-    check_model(opened.info, embedder, place)
+    check_model(opened.info, embedder, index)
     query = query_vector(embedder, words, like, opened.refit, avoid)
     itself = file_digest(like) if like is not None and not words else ""
     hits = find(opened, query, top, Among(min_seconds, under, name), itself)
@@ -188,7 +188,7 @@ def search(
         return
     print_lines((*([note] if note else []), *lines(hits)))
     if marks:
-        console.print(f"{len(marks)} marked; to fine-tune on them: retable audio pairs {place} FILE.csv", markup=False)
+        console.print(f"{len(marks)} marked; to fine-tune on them: retable audio pairs {index} FILE.csv", markup=False)
     if page:
         console.print(str(page), markup=False)
     if aloud and hits:
@@ -197,7 +197,7 @@ def search(
 
 @app.command()
 def shell(
-    place: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path("index"),
+    index: Annotated[Path, typer.Option("--index", "-i", help="The index.")] = Path("index"),
     top: Annotated[int, typer.Option(help="Recordings to show.", min=1)] = 10,
     model: Model = "",
     storage: Where = "results",
@@ -226,11 +226,11 @@ def shell(
     )
     from retable.tasks.audio.tools.search.search import search as find
 
-    opened = open_index(place)
+    opened = open_index(index)
     embedder = open_words(model or opened.info["source"], Storage.open(storage), device)
-    check_model(opened.info, embedder, place)
+    check_model(opened.info, embedder, index)
     learnt = f"words go through what {opened.refit.said['queries']} marked queries taught; " if opened.refit else ""
-    console.print(f"{place}: {opened.info['recordings']} recordings; {learnt}what is to be heard?", markup=False)
+    console.print(f"{index}: {opened.info['recordings']} recordings; {learnt}what is to be heard?", markup=False)
     hits: list[Hit] = []
     words = ""
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -258,7 +258,7 @@ def shell(
 
 @app.command()
 def pairs(
-    place: Annotated[Path, typer.Argument(help="The index.")],
+    index: Annotated[Path, typer.Argument(help="The index.")],
     table: Annotated[Path, typer.Argument(dir_okay=False, help="The CSV to write.")],
     overwrite: Overwrite = False,
 ) -> None:
@@ -274,7 +274,7 @@ def pairs(
     if table.suffix.lower() != ".csv":
         raise UserError(f"{table}: call it {table.stem}.csv, so that it is known for what it is")
     check_target(table, overwrite)
-    made = write_pairs(open_index(place), table)
+    made = write_pairs(open_index(index), table)
     left = f"; {made.bad} marked as bad are left out" if made.bad else ""
     left += f"; of {made.gone} the recordings are gone" if made.gone else ""
     console.print(f"{table}: {made.pairs} pairs{left}", markup=False)
@@ -282,7 +282,7 @@ def pairs(
 
 @app.command()
 def refit(
-    place: Annotated[Path, typer.Argument(help="The index.")],
+    index: Annotated[Path, typer.Argument(help="The index.")],
     anyway: Annotated[bool, typer.Option("--anyway", help="Keep it even if its gain may be chance.")] = False,
     undo: Annotated[
         bool, typer.Option("--undo", help="Remove what was learned, and search by the model alone.")
@@ -302,21 +302,21 @@ def refit(
     from retable.tasks.audio.tools.search.refit import learn, line
     from retable.tasks.audio.tools.search.search import check_model, open_index, open_words, read_info
 
-    info = read_info(place) or open_index(place).info  # which says that there is none
+    info = read_info(index) or open_index(index).info  # which says that there is none
     embedder = open_words(model or info["source"], Storage.open(storage), device)
-    check_model(info, embedder, place)
+    check_model(info, embedder, index)
     if undo:
-        undo_refit(place, embedder)
-        console.print(f"{place}: searched as the model says", markup=False)
+        undo_refit(index, embedder)
+        console.print(f"{index}: searched as the model says", markup=False)
         return
-    opened = open_index(place)
+    opened = open_index(index)
     made, judged = learn(opened, embedder)
     kept = judged.helps or anyway
     if kept:
         set_refit(opened, embedder, made)
     console.print(line(judged), markup=False)
     after = "kept; --undo removes it" if kept else "not kept, as that may be chance: mark more hits, or add --anyway"
-    console.print(f"{place}: {after}", markup=False)
+    console.print(f"{index}: {after}", markup=False)
 
 
 @app.command()

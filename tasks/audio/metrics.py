@@ -270,7 +270,7 @@ def bootstrap(
 
     Each sample takes recordings with replacement, each with all of its captions; the interval is widened by Student's
     of the training seeds. With one seed it says nothing of training's noise. Queries without a score (not a number)
-    are left out.
+    are left out, and so are samples that hold none with a score.
 
     Source: Efron and Tibshirani 1993, section 13.3 (percentile interval); clusters: Davison and Hinkley 1997, 3.8.
     """
@@ -284,5 +284,6 @@ def bootstrap(
     for sample in range(samples):
         times = np.bincount(random.integers(number, size=number), minlength=number)
         total = sizes @ times
-        resampled[sample] = np.mean(np.divide(sums @ times, total, out=np.zeros(len(rows)), where=total > 0))
-    return bootstrap_of(sums.sum(axis=1) / sizes.sum(axis=1), resampled, level)
+        resampled[sample] = np.mean(np.divide(sums @ times, total, out=np.full(len(rows), np.nan), where=total > 0))
+    drawn = resampled[np.isfinite(resampled)]
+    return bootstrap_of(sums.sum(axis=1) / sizes.sum(axis=1), drawn, level)

@@ -226,3 +226,5 @@ def test_queries_without_a_score_do_not_count():
     assert mean == pytest.approx(0.4) and (low, high) == pytest.approx((0.2, 0.6))
     alike = numbers(metrics.bootstrap(np.array([0.6, 0.6, 0.6, np.nan]), np.arange(4)))  # few samples hold no score
     assert alike == pytest.approx((0.6, 0.6, 0.6))
+    alone = numbers(metrics.bootstrap(np.array([0.6, np.nan, np.nan, np.nan]), np.arange(4)))  # three in ten hold none
+    assert alone == pytest.approx((0.6, 0.6, 0.6))
