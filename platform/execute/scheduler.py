@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -113,8 +113,8 @@ class Scheduler:
     after: After | None = None
     shared: Shared = field(default_factory=dict)
     """Settings that all trainings share; names leave them out."""
-    ready: deque[Spec] = field(default_factory=deque)
-    """Specs of trials that may start."""
+    ready: list[Spec] = field(default_factory=list)
+    """Specs of trials that may start, in order."""
     loading: list[Node] = field(default_factory=list)
     """Datasets that trials wait for."""
     running: int = 0
@@ -224,9 +224,9 @@ class Scheduler:
             self.datasets.release(training.task.dataset.where(training.config), 1, users=0)
 
     def enqueue(self, spec: Spec) -> None:
-        """Put a trial into the queue."""
+        """Put a trial into the queue, in the order of the plan."""
         self.datasets.add_user(self.where(spec))
-        self.ready.append(spec)
+        bisect.insort(self.ready, spec, key=lambda queued: int(queued["job"]))
 
     def next(self) -> Spec | None:
         """Return the spec of the next trial that may start now, or None."""
@@ -241,7 +241,7 @@ class Scheduler:
                 return None
             self.groups += 1
         self.running += 1
-        return self.ready.popleft()
+        return self.ready.pop(0)
 
     def wait_for_data(self) -> None:
         """Wait for datasets while nothing else can start or end: Tune would sleep for a second at a time."""

@@ -411,7 +411,7 @@ def _trainer_of(members: Members, launch: Launch, needs: Requirements) -> TorchT
     per_worker = {"CPU": share, "memory": trial_memory(share, needs.gpus, needs.memory)}
     return TorchTrainer(
         _train_worker,
-        train_loop_config={"members": members, "launch": launch},
+        train_loop_config={"members": members, "launch": dataclasses.replace(launch, jobs=())},
         torch_config=TorchConfig(timeout_s=launch.hung),
         scaling_config=ray.train.ScalingConfig(
             num_workers=needs.workers,

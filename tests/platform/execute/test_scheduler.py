@@ -97,6 +97,17 @@ def test_a_child_begins_once_its_parent_has_ended(flow):
     assert work.is_done and len(told) == 2 and not work.datasets.board.failures
 
 
+def test_a_child_begins_in_the_order_of_the_plan_and_not_behind_all_that_wait(storage):
+    plan = compile_configs(LINE, configs(CHILD, {"seed": 7}, {"seed": 8}), storage)
+    stacks = [[training] for training in sorted(plan.missing, key=lambda training: training.config.seed)]
+    launch = Launch(storage, Resources(), {}, jobs=[job_of(stack, Requirements()) for stack in stacks])
+    work = Scheduler(stacks, launch, Shelf(), Told())
+    parent = work.next()
+    assert work.stacks[1][0].wave == 1, "the child is the second of the plan"
+    work.on_trial_end(parent, {})
+    assert [work.next()["job"] for _ in range(3)] == [1, 2, 3]
+
+
 GRANDCHILD = {"init": "parent", "rate": 0.02, "init.overrides": tuple(CHILD.items())}
 
 
