@@ -121,15 +121,15 @@ def main(reference: str, folder: str = "cluster-tables") -> int:
     root = Path(folder).absolute()
     root.mkdir(parents=True, exist_ok=True)
     alone = root / "one-machine"
-    two = [*COMMAND, "reproduce", GROUPS, "--workers", "2"]
+    two = [*COMMAND, "reproduce", GROUPS, "--scale", "smoke", "--workers", "2"]
     subprocess.run([*two, "--storage", str(alone)], check=True)
     os.environ.pop("RAY_ADDRESS", None)
     with bucket() as storage:
         weather = storage.format("weather")
-        subprocess.run([*COMMAND, "reproduce", "weather", "--storage", weather], check=True)
+        subprocess.run([*COMMAND, "reproduce", "weather", "--scale", "smoke", "--storage", weather], check=True)
         fetch(weather, root / "weather")
         every, groups = storage.format("all"), storage.format("two")
-        commands = [[*two, "--storage", groups], [*COMMAND, "reproduce", "--storage", every]]
+        commands = [[*two, "--storage", groups], [*COMMAND, "reproduce", "--scale", "smoke", "--storage", every]]
         with cluster() as address:
             seconds = submitted(address, " && ".join(map(shlex.join, commands)), root)
         fetch(every, root / "all")
