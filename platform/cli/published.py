@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 from retable.platform.errors import UserError
@@ -17,8 +20,14 @@ SET = "set:"
 NUMBER = re.compile(r"([-+−]?)((?:\d[\d.,]*|[.,]\d+))([eE][-+]?\d+)?([kKMG](?![A-Za-z]))?")
 """Sign, digits with their marks, exponent, and a factor: 2k, 1.5M."""
 FACTORS = {"k": "e3", "K": "e3", "M": "e6", "G": "e9"}
-MARKS = re.compile(r"\\(?:text|math)bf|[{}$*%\\~<>≈≤≥]|\s")
-COMMAND = re.compile(r"\\[A-Za-z]+")
+MARKS = re.compile(r"\\(?:(?:text|math)(?:bf|it)|underline|emph)|[{}$*%\\~<>≈≤≥]|\s")
+COMMAND = re.compile(r"\\(?!times|cdot)[A-Za-z]+")
+POWER = re.compile(r"(?:×|x|·|times|cdot)10\^([-+−]?\d+)")
+RAISED = re.compile("[⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+RANGE = re.compile(rf"(?:[-–—−/]|\.\.|to)+{NUMBER.pattern}")
+"""What follows the first number of a range or fraction."""
+PLACES = 20
+"""Most digits after the point that a column is printed with."""
 NONE = ("", "-", "–", "—", "n/a", "N/A", "nan")
 MOST = 1_000_000
 """Most bytes of such a file: a paper's table has a few thousand."""
@@ -54,18 +63,19 @@ def read_published(path: Path) -> Published:
     Columns of text further describe a label. Of `81.2 ± 0.3` the first number counts; bold marks and percent signs are
     left away, and so are `~` and `<`; 2k is 2,000; `-` is no number. Separators are commas, semicolons (with decimal
     commas or points) or tabs. Letters after a number must be a unit that the header names; else the column is of text.
+    A range such as `81-83` in a column of numbers is refused.
 
     Raises:
         UserError: where it is no such file: which line, and what should stand there.
     """
     (header, *body), comma = _read_cells(path)
-    header = [name.strip() for name in header]
+    header = [" ".join(name.split()) for name in header]
     doubled = [name for name, count in Counter(header[1:]).items() if count > 1 or not name]
     if doubled:
         raise UserError(f"{path}: the columns need names of their own: {doubled[0]!r} stands there twice or is empty")
     settings = [column for column, name in enumerate(header) if column and name.startswith(SET)]
     others = [column for column in range(1, len(header)) if column not in settings]
-    numeric = [column for column in others if _is_numeric(header[column], [line[column] for line in body], comma)]
+    numeric = [column for column in others if _is_numeric(path, header[column], body, column, comma)]
     if not numeric:
         raise UserError(f"{path}: no column holds numbers; the first is for labels, the others for what was published")
     lines = []
@@ -104,10 +114,11 @@ def _read_cells(path: Path) -> tuple[list[list[str]], bool]:
         raise UserError(f"{path}: not a readable text file; save the table as CSV in UTF-8") from error
     if "\0" in text:
         raise UserError(f"{path}: not a text file; save the table as CSV in UTF-8")
-    first = next((line for line in text.splitlines() if line.strip()), "")
+    first = re.sub('"[^"]*"', "", text.lstrip()).partition("\n")[0]
     separator = next((mark for mark in "\t;" if mark in first), ",")
     try:
-        rows = [row for row in csv.reader(text.splitlines(), delimiter=separator) if any(map(str.strip, row))]
+        cells = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        rows = [row for row in cells if any(map(str.strip, row))]
     except csv.Error as error:
         raise UserError(f"{path}: not CSV ({error})") from error
     if len(rows) < 2 or len(rows[0]) < 2:
@@ -127,7 +138,7 @@ def first_number(cell: str, comma: bool = False) -> str:
         cell: such as `**81,2** ± 0,3`, `1,234,567` or `1.234,5`: where both marks stand, the last is the decimal one.
         comma: whether the one comma of 1,234 is a decimal one; else it is one at thousands.
     """
-    match = NUMBER.match(MARKS.sub("", cell))
+    match = NUMBER.match(_unmarked(cell))
     if match is None:
         return ""
     sign, text, exponent = match[1].replace("−", "-"), match[2].rstrip(".,"), match[3] or ""
@@ -150,18 +161,34 @@ def number(cell: str, comma: bool = False) -> float | None:
 def digits(cell: str, comma: bool = False) -> int:
     """Return how many digits stand after the point of a cell's first number; see `first_number`."""
     text = first_number(cell, comma)
-    return 0 if "e" in text.lower() else len(text.partition(".")[2])
+    return min(PLACES, max(0, -int(Decimal(text).as_tuple().exponent))) if text else 0
 
 
-def _is_numeric(header: str, cells: Sequence[str], comma: bool) -> bool:
-    """Return whether a column holds numbers: every cell does that is not empty, and one is not."""
-    filled = [cell for cell in cells if cell.strip() not in NONE]
-    return bool(filled) and all(first_number(cell, comma) and _unit(cell) in header.lower() for cell in filled)
+def _unmarked(cell: str) -> str:
+    """Return a cell without marks and spaces, 1.2×10⁻³ as 1.2e-3."""
+    raised = RAISED.sub(lambda digits: "^" + unicodedata.normalize("NFKC", digits[0]), cell)
+    return POWER.sub(lambda power: "e" + power[1].replace("−", "-"), MARKS.sub("", raised))
+
+
+def _is_numeric(path: Path, header: str, body: Sequence[Sequence[str]], column: int, comma: bool) -> bool:
+    """Return whether a column holds numbers: every cell does that is not empty, and one is not.
+
+    Raises:
+        UserError: where some of its numbers are ranges.
+    """
+    filled = [line for line in body if line[column].strip() not in NONE]
+    ranges = [line for line in filled if RANGE.match(NUMBER.sub("", _unmarked(line[column]), count=1))]
+    cells = [line[column] for line in filled if line not in ranges]
+    numeric = bool(cells) and all(first_number(cell, comma) and _unit(cell) in header.lower() for cell in cells)
+    if numeric and ranges:
+        what = f"row {ranges[0][0]!r}, {header!r}: {ranges[0][column]!r} is a range or fraction"
+        raise UserError(f"{path}: {what}; write one number, or - for none")
+    return numeric
 
 
 def _unit(cell: str) -> str:
     """Return the letters right after a cell's first number, in lower case: `3D U-Net` and `2 x V100` are no numbers."""
-    return re.sub(r"[\W\d_].*", "", NUMBER.sub("", MARKS.sub("", COMMAND.sub("", cell)), count=1)).lower()
+    return re.sub(r"[\W\d_].*", "", NUMBER.sub("", _unmarked(COMMAND.sub("", cell)), count=1)).lower()
 
 
 def value(cell: str, comma: bool = False) -> object:

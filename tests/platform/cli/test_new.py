@@ -98,11 +98,41 @@ def test_separators_decimal_commas_and_empty_lines(table, text, labels, values):
         ("Parameters", ["12 M"], True),
         ("Time (ms)", ["12 ms", "3.5ms"], True),
         ("mAP", [r"$81.2\pm0.3$", r"\textbf{82.0}\dagger"], True),
+        ("mAP", [r"\underline{81.2}", r"\emph{\textbf{82.0}}"], True),
     ],
 )
 def test_letters_after_a_number_are_a_unit_of_the_header_or_text(table, header, cells, numeric):
     lines = "".join(f"{place},{cell},1\n" for place, cell in enumerate(cells))
     assert (header in read_published(table(f"Method,{header},B\n{lines}")).headers) == numeric
+
+
+@pytest.mark.parametrize(
+    ("cells", "values", "places"),
+    [
+        (["1.2e-3", "4.56e-4", "2"], [0.0012, 0.000456, 2], 6),
+        ([r"$1.2\times10^{-3}$", "1.5×10⁻³", "2 · 10^4"], [0.0012, 0.0015, 20000], 4),
+        (["2k", "1.5e3"], [2000, 1500], 0),
+        (["1e-400", "3"], [0, 3], 20),
+    ],
+)
+def test_powers_of_ten_are_read_and_printed(table, cells, values, places):
+    text = "".join(f"{place},{cell}\n" for place, cell in enumerate(cells))
+    found = read_published(table(f"A,B\n{text}"))
+    assert [line.published["B"] for line in found.lines] == values and found.places == {"B": places}
+
+
+@pytest.mark.parametrize("cell", ["81–83", "81-83", "0.3 - 0.5", "1/3", "81 to 83", "-3 .. -1", r"$81--83$"])
+def test_a_range_is_no_number(table, cell):
+    """Its lower end was published as the paper's number."""
+    with pytest.raises(UserError, match=re.escape(f"row 'x', 'B': {cell!r} is a range or fraction; write one number")):
+        read_published(table(f"A,B\nx,{cell}\ny,80.1\nz,\n"))
+    years = read_published(table(f"A,B,C\nx,{cell},1\ny,{cell},2\n"))
+    assert years.joined == ("B",)
+
+
+def test_cells_of_several_lines_and_separators_within_quotes(table):
+    found = read_published(table('A,"Acc; top\n(%)"\n"Foo\nbar\u2028baz",81\ny,80.1\n'))
+    assert found.headers == ("Acc; top (%)",) and [line.label for line in found.lines] == ["Foo bar baz", "y"]
 
 
 def test_a_setting_that_is_nested_too_deep_is_text(table):
