@@ -436,6 +436,7 @@ def parse_set(assignments: list[str], option: str = "--set") -> dict[str, object
             value = json.loads(text)
         except (ValueError, RecursionError):
             value = text
-        if changes.setdefault(path, value) != value:
+        if path in changes and changes[path] != value:
             raise UserError(f"{option} {path}: two values are given; leave one out, or write a list, '{path}=[A,B]'")
+        changes[path] = value
     return changes

@@ -366,6 +366,7 @@ def test_assignments_are_json_where_they_are_json_and_text_elsewhere():
     with pytest.raises(UserError, match="--set seed: two values are given; leave one out, or write a list, 'seed="):
         parse_set(["seed=0", "seed =1"])
     assert parse_set(["seed=0", "seed=0"]) == {"seed": 0}
+    assert str(parse_set(["rate=NaN"])) == "{'rate': nan}", "one value, though it does not equal itself"
 
 
 def test_configs_cannot_be_changed_in_place():
