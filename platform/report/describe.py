@@ -64,7 +64,7 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
     """Return the run that fills a row, `TABLE/ROW` or `TABLE/ROW/COLUMN`; of several replicates the first.
 
     Raises:
-        UserError: where no such row was filled here, or it joins several runs.
+        UserError: where no such row was filled here, or no single run fills it.
     """
     task, _, rest = name.partition("/")
     table, _, label = rest.partition("/")
@@ -74,13 +74,16 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
     rows: dict[str, list[Origin]] = {}
     for part in tables:
         for row in part.rows:
-            alone = [replicate.origin for replicate in row.replicates if not replicate.origin.members]
+            origins = [replicate.origin for replicate in row.replicates]
+            alone = [of for of in origins if not of.members and _DIGITS.fullmatch(of.run)]  # no file of a measurement
             for key in (row.label, *(f"{row.label}/{column.header}" for column in part.columns)):
                 rows[key] = rows.get(key) or alone
     if label not in rows:
-        raise UserError(f"run {name!r}: no such row{nearest(label, rows)}")
+        labels = {row.label for part in tables for row in part.rows}
+        raise UserError(f"run {name!r}: no such row{nearest(label, labels)}")
     if not rows[label]:
-        raise UserError(f"run {name!r}: no single run fills this row; name one of those that it joins")
+        why = f"it joins several, is a measurement or is empty; `retable tables {task}/{table} --json` names its runs"
+        raise UserError(f"run {name!r}: no single run fills this row: {why}")
     return RunFolder(storage, task, rows[label][0].run)
 
 

@@ -237,10 +237,18 @@ def _plain(text: str) -> str:
 
 # LaTeX -----------------------------------------------------------------------------------------------------------
 
+_GREEK = "αβγδεηθκλμνπρστφχψωΓΔΘΛΠΣΦΨΩ"
+_GREEK_NAMES = (
+    "alpha beta gamma delta epsilon eta theta kappa lambda mu nu pi rho sigma tau phi chi psi omega "
+    "Gamma Delta Theta Lambda Pi Sigma Phi Psi Omega"
+)
 _LATEX: Mapping[int, str] = str.maketrans(
     {
         "\\": r"\textbackslash{}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "−": r"$-$", "×": r"$\times$",
+        "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "≤": r"$\leq$", "≥": r"$\geq$",
+        "≈": r"$\approx$", "→": r"$\rightarrow$", "←": r"$\leftarrow$", "°": r"$^\circ$", "∞": r"$\infty$",
+        **{letter: rf"$\{name}$" for letter, name in zip(_GREEK, _GREEK_NAMES.split(), strict=True)},
     }
 )  # fmt: skip
 
@@ -317,4 +325,4 @@ def _first(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    return text.translate(_LATEX).replace("->", r"$\rightarrow$")
+    return text.replace("->", "→").translate(_LATEX)

@@ -35,7 +35,7 @@ from retable.platform.report.papers import in_order
 from retable.platform.report.render import commits, latex, markdown, other_code, remarks
 from retable.platform.report.results import gather, train_line
 from retable.platform.report.write import fill_and_keep, sections, write_report
-from retable.platform.spec.table import Results
+from retable.platform.spec.table import Origin, Results
 from retable.platform.spec.task import Scale, config_at, find, find_table
 from retable.platform.store.provenance import code_of
 from retable.platform.store.storage import Storage
@@ -216,8 +216,21 @@ def test_latex_writes_percent_and_exponents_as_text(compared, form, values, cell
     assert line.removesuffix(r" \\").split(" & ")[1:3] == cells
 
 
+LETTERS = "a < b > c | ≤ ≥ ≈ → ← ° ∞ α Δ λ ± − × ² ½ é"
+
+
+def test_latex_has_no_letter_that_its_fonts_lack_or_show_as_another(compared):
+    """Of OT1, LaTeX's own, `<`, `>` and `|` are other signs, and Greek letters an error."""
+    text = latex(replace(compared, rows=(replace(compared.rows[0], label=LETTERS),)))
+    (line,) = [line for line in text.splitlines() if line.startswith("a ")]
+    label = line.partition(" & ")[0]
+    assert not {*"<>|≤≥≈→←°∞αΔλ±−×"} & {*label} and r"\textless{} b \textgreater{} c \textbar{} $\leq$" in label
+    assert r"$\alpha$ $\Delta$ $\lambda$" in label and label.endswith("² ½ é")
+
+
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not there")
 def test_latex_compiles_as_it_is(compared, tmp_path):
+    compared = replace(compared, rows=(*compared.rows, replace(compared.rows[0], label=LETTERS)))
     head = r"\documentclass{article}\usepackage{booktabs,siunitx}\begin{document}"
     (tmp_path / "a.tex").write_text(head + latex(compared) + r"\end{document}")
     subprocess.run(["pdflatex", "-halt-on-error", "a.tex"], cwd=tmp_path, check=True, capture_output=True, timeout=60)
@@ -551,6 +564,11 @@ def test_a_run_is_known_by_the_row_that_it_fills(filled):
         find_run(storage, "line/table7/fast")
     with pytest.raises(UserError, match="no single run fills this row"):
         find_run(storage, "line/table1/mean of both")
+    timed = replace(replicate, origin=Origin("time-0123456789abcdef-CPU"))
+    other = replace(part, scale="small", rows=(replace(row, label="timed", replicates=(timed,)),))
+    storage.write_json("report/line-table1-small.json", {"table": other.as_json()})
+    with pytest.raises(UserError, match="it joins several, is a measurement or is empty; `retable tables line/"):
+        find_run(storage, "line/table1/timed")  # a damaged run was shown, and a folder that is not there
 
 
 @pytest.mark.parametrize("room", sorted(path.parent.name for path in (code_root() / "platform").glob("*/__init__.py")))
