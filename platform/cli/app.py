@@ -411,7 +411,7 @@ def _fill_tables(
     else:
         for part in filled.values():
             print_section(part)
-        console.print(f"report: {Storage.open(request['storage'])}/report/index.html")
+        console.print(f"report: {Storage.open(request['storage'])}/report/index.html", markup=False)
     if failures:
         raise UserError(f"failed: {len(failures)} (see above); mend the cause and run the same command again")
 
@@ -443,9 +443,8 @@ def train(
     )
     if run.diverged:
         raise UserError(f"run {run.fingerprint} diverged, {run.diverged}; change its config, or use --retry-diverged")
-    console.print(f"run {run.fingerprint}: {run.folder.folder}")
-    for name, value in run.metrics.items():
-        console.print(f"  {name}  {value:.6g}")
+    console.print(f"run {run.fingerprint}: {run.folder.folder}", markup=False)
+    print_lines(f"  {name}  {value:.6g}" for name, value in run.metrics.items())
 
 
 @app.command()
@@ -475,8 +474,7 @@ def score(
         if given:
             raise UserError(f"{option} is about a table, and {run!r} is a run; leave it out")
     loaded = retable.load(run, storage)
-    for name, value in loaded.score(changes).items():
-        console.print(f"  {name}  {value:.6g}")
+    print_lines(f"  {name}  {value:.6g}" for name, value in loaded.score(changes).items())
 
 
 @app.command()
@@ -519,7 +517,7 @@ def _print_sweep(result: SweepResult) -> None:
     """
     shown = Grid(box=None, padding=(0, 1))
     for title in ("", result.space.metric, "epochs", "run", "point"):
-        shown.add_column(title)
+        shown.add_column(Text(title))
     frame, most = result.frame(), 20
     for rank, point in zip(frame["place"][:most], result.points, strict=False):
         value = point.note.partition(":")[0] if point.value is None else f"{point.value:.4g}"
@@ -576,14 +574,14 @@ def report(
     other = report_tables(Storage.open(compare)) if compare else []
     request = {"scale": scale, "set": parse_set(set or []), "rows": rows or ()}
     into, parts = api.write_report(Storage.open(storage), output, tables or (), single=single_file, **request)
-    console.print(f"report: {into}/index.html")
+    console.print(f"report: {into}/index.html", markup=False)
     if compare:
         shown = {slug_of(part) for part in parts}
         changed = changes(parts, [part for part in other if not tables or slug_of(part) in shown])
         write_comparison(changed, str(Storage.open(storage)), str(Storage.open(compare)), into)
         for line in changed.lines():
             console.print(line, markup=False)
-        console.print(f"comparison: {into}/compare.html")
+        console.print(f"comparison: {into}/compare.html", markup=False)
 
 
 @app.command()

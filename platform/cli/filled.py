@@ -49,7 +49,7 @@ def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
     for where, parts in ((f"{scale}, run here", here), (f"{scales}, came along", came)):
         for words in verdict_lines(parts):
             say(f"claims {words.replace(':', f' ({where}):', 1)}")
-    console.print(f"report: {storage}/report/index.html")
+    console.print(f"report: {storage}/report/index.html", markup=False)
     console.print("next: retable tables TABLE (one of them here) · retable serve (the models, on a page) · "
                   f"retable reproduce {in_order(own)[0].name} --scale small (more of it)", soft_wrap=True)  # fmt: skip
 

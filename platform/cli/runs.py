@@ -26,7 +26,7 @@ from retable.platform.console import Overwrite, Where, console, errors, print_li
 from retable.platform.errors import HIDDEN, SECRET, UserError, nearest, redact
 from retable.platform.spec.task import names as names_of_tasks
 from retable.platform.store.storage import Storage, check_target
-from retable.platform.text import age, clock, size
+from retable.platform.text import age, clock, plural, size
 
 app = typer.Typer()
 
@@ -386,14 +386,15 @@ def tables(names: TableNames = None, storage: Where = "results", as_json: Json =
         filled = f"{record['filled']}/{record['rows'] - record['absent']}" if is_filled else Text("none", "yellow")
         claims = ", ".join(f"{count} {status}" for status, count in record["claims"].items())
         changes = f"changed: {describe(record['set'])}" if record["set"] else ""
-        about = record["why"] or "; ".join(text for text in (changes, claims) if text)
+        chosen = f"rows: {', '.join(record['chosen'])}" if record["chosen"] else ""
+        about = "; ".join(text for text in (changes, chosen, record["why"] or claims) if text)
         counts = (record["absent"], record["replicates"]) if is_filled else ("", "")
         rows.append((record["table"], record["scale"], filled, *counts, about))
     show(grid(("table", "scale", "rows", "absent", "numbers", "claims"), rows, "rows absent numbers"))
     defined = {f"{task}/{table}" for task in names_of_tasks() for table in entry(task).get("tables", ())}
     rest = sorted(defined - {record["table"] for record in filled_tables})
     console.print(
-        f"{len(filled_tables)} tables" + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False
+        plural(len(filled_tables), "table") + (f"; not filled here: {', '.join(rest)}" if rest else ""), markup=False
     )
 
 

@@ -247,7 +247,8 @@ def follow(address: str, job: str) -> bool:
             info = client.get_job_info(job)
     except KeyboardInterrupt:
         command, Interrupt.announced = f"retable submit --address {address}", True
-        errors.print(f"\nthe job goes on; follow it: {command} --follow-job {job}; stop it: {command} --stop {job}")
+        how = f"follow it: {command} --follow-job {job}; stop it: {command} --stop {job}"
+        errors.print(f"\nthe job goes on; {how}", markup=False)
         raise
     console.print(f"job {job}: {str(info.status.value).lower()}", markup=False)
     if not info.status.is_terminal():

@@ -348,7 +348,7 @@ def play(
         loaded = api.load(run, storage, task="rl")
         if env and environment_name(env) != loaded.config.environment:
             raise UserError(f"--env {env}: run {run} is of {loaded.config.environment}; leave --env out")
-        console.print(loaded.task.dataset.describe(loaded.source.info))
+        console.print(loaded.task.dataset.describe(loaded.source.info), markup=False)
         scores = loaded.score({**changes, "policy": policy or own_policy(loaded.config)})
     for name, value in scores.items():
         console.print(f"  {name}  {value:.6g}")

@@ -93,7 +93,7 @@ def make(
         raise UserError(f"--name {chosen}: tables read other data under such a name; choose another one")
     with new_data(Storage.open(storage), "weather", chosen, replace=replace) as target:
         info = make_generated(target, chosen, str(size), seed)
-    console.print(f"{target}: {describe(info)}")
+    console.print(f"{target}: {describe(info)}", markup=False)
 
 
 def check(
@@ -195,7 +195,7 @@ def import_(
             progress=show,
         )
     print_lines(import_lines(info))
-    console.print(f"{target}: {describe(info)}")
+    console.print(f"{target}: {describe(info)}", markup=False)
     changes = {"data": name, "regions": info["regions"], "years": info["years"], "inputs": inputs, "forecast": forecast}
     console.print(f"train on it: retable train weather {set_line(changes)}", markup=False)
 
@@ -285,7 +285,7 @@ def submit(
     years, regions = (tuple(dict.fromkeys(column)) for column in zip(*wanted, strict=True)) if wanted else ((), ())
     loaded = [opened(run, storage, split, epoch, chosen(threshold), regions, years, motion=motion) for run in runs]
     submission.write(out, official_forecasts(loaded, wanted))
-    console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+    console.print(f"{out}: {out.stat().st_size / 1e6:.1f} MB", markup=False)
     print_lines(submission.check(out, wanted or submission.CORE))
 
 
@@ -387,8 +387,7 @@ def netcdf(
     from retable.tasks.weather.tools.forecasts.exchange import opened, write_netcdf
 
     what = opened(run, storage, split, epoch, 0.5, *places(regions, years), data, motion)
-    for path in write_netcdf(what, out):
-        console.print(str(path))
+    print_lines(write_netcdf(what, out))
 
 
 @app.command()

@@ -15,6 +15,8 @@ from retable.platform.cli import app
 from retable.platform.execute import session
 from retable.platform.models import zoo
 from retable.platform.spec import extras
+from retable.platform.store.storage import Storage
+from tests.platform.made_table import filled_line
 
 
 @pytest.fixture
@@ -222,6 +224,15 @@ def test_a_table_of_chosen_rows_that_was_not_filled_is_listed(retable, tmp_path)
     (tmp_path / "tables" / "chosen.json").write_text(json.dumps(request))
     found = retable("tables", "--storage", str(tmp_path))
     assert found.returncode == 0 and "asked for, and not filled" in found.stdout
+
+
+def test_tables_of_chosen_rows_are_told_apart_and_a_path_is_printed_as_it_is(retable, tmp_path, monkeypatch):
+    where = str(tmp_path / "runs[old] [/x]")
+    filled_line(Storage.open(where))
+    report = retable("report", "line/table1", "--scale", "smoke", "--rows", "fast", "--storage", where)
+    assert report.stdout == f"report: {where}/report/index.html\n", "a word in brackets was taken for a style"
+    told = retable("tables", "--storage", where).stdout
+    assert [line for line in told.splitlines() if "rows: fast" in line] and "2 tables" in told
 
 
 @pytest.mark.slow
