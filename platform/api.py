@@ -34,6 +34,7 @@ from retable.platform.store.run import RunFolder
 from retable.platform.store.storage import Storage
 from retable.platform.trained import STORAGE
 from retable.platform.trained import TrainedRun as TrainedRun
+from retable.platform.trained import is_run_name as is_run_name
 from retable.platform.trained import load as load
 
 Set = Mapping[str, object] | Sequence[str] | None

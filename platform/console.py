@@ -45,7 +45,7 @@ Where = Annotated[
     str,
     typer.Option("--storage", envvar="RETABLE_STORAGE", help="Where data, runs and reports lie: a folder or a URI."),
 ]
-Run = Annotated[str, typer.Argument(help="A run's fingerprint or its first digits.")]
+Run = Annotated[str, typer.Argument(help="A run: its first digits, `latest`, or TABLE/ROW.")]
 Epoch = Annotated[int, typer.Option(help="A kept epoch; 0 is the last one.", min=0)]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:1 (default: a GPU if there is one).")]
 Licence = Annotated[str, typer.Option(help="Terms of use to store in the file.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,8 +112,13 @@ class TrainedRun:
         return notebook.run_html(self)
 
 
+def is_run_name(name: str, task: str) -> bool:
+    """Return whether a name can be a run's, as `load` takes it: first digits, `latest`, or TABLE/ROW of the task."""
+    return bool(re.fullmatch(rf"[0-9a-f]+|latest|{task}/[^/]+/.+", name))
+
+
 def load(fingerprint_start: str, storage: str | Path | Storage = STORAGE, task: str | None = None) -> TrainedRun:
-    """Return a run by its fingerprint, by as many of its first digits as are needed, or the `latest`.
+    """Return a run by its fingerprint, by as many of its first digits as are needed, by TABLE/ROW, or the `latest`.
 
     With a task's name, the run's weights are good to use: it is of that task, finished, and has not diverged.
 

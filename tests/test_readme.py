@@ -42,7 +42,8 @@ def test_its_terminal_is_what_the_command_prints(monkeypatch):
     words = [re.split(r"\s{2,}", line.strip()) for line in shown[1:5]]
     lines = [papers.Line(w[0], w[1], find(w[0]).key_number.about, *w[3:]) for w in words]
     claims = [re.fullmatch(r"claims (.+) \((.+)\): (.+)", line) for line in shown if line.startswith("claims")]
-    verdicts = iter([[f"{c[1]}: {c[3]}" for c in claims if c[2].endswith(end)] for end in ("run here", "came along")])
+    ends = ("run here", "run elsewhere")
+    verdicts = iter([[f"{c[1]}: {c[3]}" for c in claims if c[2].endswith(end)] for end in ends])
     own = SimpleNamespace(name="weather/table1", scale="quick", rows=[], changes={})
     shipped = SimpleNamespace(name="weather/table1", scale="small", rows=[], changes={})
     monkeypatch.setattr(papers, "summary_lines", lambda *_: lines)

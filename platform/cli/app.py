@@ -589,9 +589,9 @@ def zoo(
     names: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks (default: all).")] = None,
     as_json: runs.Json = False,
 ) -> None:
-    """List the models that come with the tasks: size, score on data they never saw, data, licence and command.
+    """List the models that come with the tasks: size, score on data they never saw, data, license, training.
 
-    --json has all that each file says of itself, by task and name.
+    A training command is for the commit beside it; fields may have changed since. --json prints all metadata.
 
     Examples: `retable zoo` · `retable zoo style`, then `retable style image lake.jpg --style great_wave --out out.jpg`
     """
@@ -669,13 +669,17 @@ def predict(
     model: Annotated[
         str, typer.Option(help="A run, an exported file or a name of the zoo (default: the best run).")
     ] = "",
-    set: Set = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", help="Set an option of the task: name=value. May be repeated.")
+    ] = None,
     storage: Where = "results",
 ) -> None:
     """Predict for many files on Ray, without a server; a second call predicts only for new and changed files.
 
     rl: observations (.npy) to actions; style: photographs to paintings; audio: recordings to vectors; weather:
     satellite images (.npz, .h5) to probabilities of rain.
+
+    Options by --set: rl: seed, samples; style: size, strength, original_colours; weather: format, region.
 
     Examples: `retable predict style holiday --model great_wave --set strength=0.7 --out painted` · `retable predict rl
     *.npy --model HalfCheetah-snip-95 --out actions`

@@ -43,10 +43,10 @@ def print_summary(filled: Mapping[str, FilledTable], storage: Storage) -> None:
     if scale == SMOKE:
         say("Smoke scale: this proves the path, its numbers mean nothing.")
     if shipped:
-        say("small: measured before, and come along with the tasks; the report says when and on which machine")
+        say("small: measured earlier, shipped with the tasks; the report says when and on which machine")
     here, came = [part for part in own if not sent(part)], [*filter(sent, own), *shipped]
     scales = ", ".join(dict.fromkeys(part.scale for part in came))
-    for where, parts in ((f"{scale}, run here", here), (f"{scales}, came along", came)):
+    for where, parts in ((f"{scale}, run here", here), (f"{scales}, run elsewhere", came)):
         for words in verdict_lines(parts):
             say(f"claims {words.replace(':', f' ({where}):', 1)}")
     console.print(f"report: {storage}/report/index.html", markup=False)

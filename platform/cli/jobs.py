@@ -20,14 +20,19 @@ from retable.platform.text import age, clock
 app = typer.Typer()
 
 Address = Annotated[
-    str, typer.Option(help="Address of Ray's dashboard, http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS).")
+    str,
+    typer.Option(
+        help="Address of Ray's dashboard, http://HEAD:8265 (default: RAY_API_SERVER_ADDRESS, else this machine's 8265)."
+    ),
 ]
 
 
 @app.command()
 def status(
     storage: Where = "results",
-    address: Address = "",
+    address: Annotated[
+        str, typer.Option(help="Show this Ray cluster too: address of its dashboard, http://HEAD:8265.")
+    ] = "",
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every 10 seconds, until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -135,8 +135,8 @@ def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
 
     Args:
         task: whose.
-        name: a file, a name of the zoo, or a run's fingerprint; empty: the best run, or the zoo's model, if there is
-            one of them.
+        name: a file, a name of the zoo, or a run as `api.load` takes it; empty: the best run, or the zoo's model, if
+            there is one of them.
         storage: where runs lie.
 
     Raises:
@@ -159,7 +159,7 @@ def find_model(task: str, name: str, storage: Storage) -> tuple[bytes, str]:
             return Path(name).read_bytes(), name
     if name in shipped:
         return zoo.read(task, name), name
-    if not set(name) <= set("0123456789abcdef"):
+    if not api.is_run_name(name, task):
         raise UserError(f"--model {name}: no file, no run, and not in the zoo{nearest(name, shipped)}")
     return contract.exporter(task).write_export(api.load(name, storage, task=task)), name
 

@@ -15,8 +15,8 @@ from retable.platform.models import contract
 from retable.platform.spec import extras
 from retable.platform.spec.task import find_description, folder
 
-_LISTED = ("data_description", "licence", "command", "trained_by")
-"""Metadata of a file that a list shows; `retable zoo --json` shows all of a file's metadata."""
+_LISTED = {"data_description": "data", "licence": "license", "command": "trained by", "trained_by": "trained by"}
+"""Metadata of a file that a list shows, and their labels; `retable zoo --json` shows all of a file's metadata."""
 
 
 def zoo(task: str) -> dict[str, Path]:
@@ -81,7 +81,7 @@ def about(task: str, name: str) -> Mapping[str, Any]:
 
 
 def show(task: str) -> list[str]:
-    """Return lines that list a task's zoo: of each model its score, data, licence and command."""
+    """Return lines that list a task's zoo: of each model its score, data, license, and how it was trained."""
     lines = []
     for name, file in zoo(task).items():
         shared = f", one file with {len(names(file)) - 1} more" if len(names(file)) > 1 else ""
@@ -89,9 +89,10 @@ def show(task: str) -> list[str]:
         metadata = about(task, name)
         if score := metadata.get("score"):
             lines.append(f"  score: {score['metric']} {score['value']:.4g}, on {score['on']}")
+        commit = f" (at commit {metadata['commit'][:7]})" if metadata.get("commit") else ""
         lines += [
-            f"  {key.removesuffix('_description').replace('_', ' ')}: {metadata[key]}"
-            for key in _LISTED
+            f"  {label}{commit * (key == 'command')}: {metadata[key]}"
+            for key, label in _LISTED.items()
             if key in metadata
         ]
     return lines

@@ -113,7 +113,7 @@ def glance(parts: Sequence[FilledTable], papers: Sequence[Paper]) -> list[tuple[
         ("time", f"{clock(seconds)} of training" if seconds else "–",
          f"{full / DAY:,.0f} days of one core, roughly" if full > 2 * DAY else f"{clock(full)} of one core, roughly"),
         ("outcome", outcome or "the smoke scale judges no claim", "the papers' own numbers, beside ours"),
-        *([("came along", f"{came}; measured before, and shown beside what was run here", "–")] if came else []),
+        *([("run elsewhere", f"{came}; shown beside what was run here", "–")] if came else []),
     ]  # fmt: skip
 
 

@@ -39,7 +39,8 @@ app = typer.Typer(
 Model = Annotated[
     str,
     typer.Option(
-        help="A run's fingerprint, or a file of `retable audio export` (default: the model that made the index)."
+        help="A run, a file of `retable audio export`, or a model of `retable zoo audio` (default: the model that made "
+        "the index)."
     ),
 ]
 Part = Annotated[
@@ -92,7 +93,9 @@ def index(
 
     where, info = Storage.open(storage), read_info(out)
     if not (model or info):
-        raise UserError(f"--model: {out} is a new index; give a run's fingerprint or a file of `retable audio export`")
+        raise UserError(
+            f"--model: {out} is a new index; name a run, an exported file, or a model of `retable zoo audio`"
+        )
     source, say = model or (info or {})["source"], lambda line: errors.print(f"note: {line}", markup=False)
     embedder = open_embedder(source, where, device, say=say)
     check_scale(embedder, anyway)
@@ -422,10 +425,10 @@ def adopt(
     licence: Licence = "",
     overwrite: Overwrite = False,
 ) -> None:
-    """Make of a pair of encoders that others trained one file that searches, serves and travels.
+    """Convert a pair of encoders that others trained to one file for search and serving.
 
-    Only numbers are read: code in the checkpoint is never run. Its tokenizer, unless the file is a folder that
-    holds it, comes from another folder, the cache of Hugging Face or the hub, and is in the new file.
+    Only numbers are read: code in the checkpoint is never run. The new file includes the tokenizer. If the
+    checkpoint is not a folder that holds it, it is read from --text, the cache of Hugging Face or the hub.
 
     Example: `retable audio adopt passt_roberta.ckpt salsa.safetensors`, then `retable audio index ~/Sounds --model
     salsa.safetensors`
@@ -493,7 +496,10 @@ def augment(
 
 @app.command()
 def submit(
-    runs: Annotated[list[str], typer.Argument(help="Runs, or files of `retable audio export`; several are averaged.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Runs, files of `retable audio export`, or models of the zoo; several are averaged."),
+    ],
     captions: Annotated[Path, typer.Option(help="A CSV with a column caption: retrieval_captions.csv.")],
     audio: Annotated[Path, typer.Option(help="The folder of the recordings.")],
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The CSV to write.")] = Path(

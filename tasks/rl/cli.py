@@ -139,11 +139,11 @@ def make(
         Literal["expert", "random"], typer.Option(help="expert: the committed policy; random: any environment.")
     ] = "expert",
     mix: Annotated[
-        str, typer.Option(help="Mix equal shares of these behaviours: expert, noisy, imperfect, random.")
+        str, typer.Option(help="Mix equal shares of these behaviors: expert, noisy, imperfect, random.")
     ] = "",
     replace: Replace = False,
 ) -> None:
-    """Record data with a committed expert policy, or with several behaviours, in D4RL's layout.
+    """Record data with a committed expert policy, or with several behaviors, in D4RL's layout.
 
     Example: `retable data make rl --env hopper`, `retable data make rl --env hopper --mix expert,imperfect,random`
     """
@@ -311,7 +311,7 @@ def export(
 
 @app.command()
 def play(
-    run: Annotated[str, typer.Argument(help=f"A run's fingerprint, or its first digits; or a {SUFFIX} file.")],
+    run: Annotated[str, typer.Argument(help=f"A run (its first digits, `latest`, or TABLE/ROW), or a {SUFFIX} file.")],
     storage: Where = "results",
     policy: Annotated[
         Literal["bcq", "bc"] | None,

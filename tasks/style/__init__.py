@@ -14,7 +14,7 @@ DESCRIPTION = Description(
     about="pictures and videos in the manner of a painting",
     paper="Shen and Wang, Style Transfer of Images and Videos",
     telling="figure1",
-    key_number=KeyNumber("table1", "256 x 256", "Speed-up over VGG-19", "times as fast: a network, over optimising"),
+    key_number=KeyNumber("table1", "256 x 256", "Speed-up over VGG-19", "speed-up of a network over optimization"),
 )
 
 __getattr__ = lazy_task(__name__)

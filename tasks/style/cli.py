@@ -33,7 +33,7 @@ __all__ = ["DATA", "app"]
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Style transfer: stylise pictures and videos, by a network or a painting.\n\n"
+    help="Style transfer: stylize pictures and videos, by a network or a painting.\n\n"
     "Example: `retable style image lake.jpg --style great_wave --out lake-wave.jpg`",
 )
 app.command("video")(video)
@@ -46,14 +46,17 @@ def image(
     inputs: Annotated[list[str], typer.Argument(help="Photographs, folders, or patterns such as 'holiday/*.jpg'.")],
     style: Annotated[
         list[str],
-        typer.Option("--style", help="A network: a name (`retable zoo style`), a file, a run. Or paintings: files."),
+        typer.Option(
+            "--style",
+            help="A network: a name (`retable zoo style`), a file, a run. Or paintings: files, or e.g. starry_night.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The result's file for one photograph, else a folder.")],
     result: Result,
     knobs: Knobs,
     storage: Where = "results",
 ) -> None:
-    """Stylise photographs: by a network in one pass, or, slowly and freely, after paintings.
+    """Stylize photographs: by a network in one pass, or, slowly and freely, after paintings.
 
     Examples, by a network: `retable style image lake.jpg --style great_wave --out lake-wave.jpg`
 
@@ -122,7 +125,7 @@ def compare(
     precision: Precision = "auto",
     device: Device = "",
 ) -> None:
-    """Stylise one photograph by several checkpoints of a run, on one labelled sheet.
+    """Stylize one photograph by several checkpoints of a run, on one labelled sheet.
 
     Example: `retable style compare latest lake.jpg --epochs 1,5,10 -o sheet.png`
     """

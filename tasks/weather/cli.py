@@ -40,16 +40,16 @@ app = typer.Typer(
 
 Name = Annotated[str | None, typer.Option(help="Name of the data set.")]
 Fingerprint = Annotated[
-    str, typer.Argument(help="A run's fingerprint or its first digits; RUN@EPOCH selects an epoch.")
+    str, typer.Argument(help="A run: its first digits, `latest`, or TABLE/ROW; RUN@EPOCH selects an epoch.")
 ]
 Split = Annotated[str, typer.Option(help="test, heldout or validation.")]
 Regions = Annotated[
     str,
     typer.Option(
-        help="Regions, e.g. boxi_0015,roxi_0008, also those not trained on (default: the run's; with --data all)."
+        help="Regions, e.g. boxi_0015,roxi_0008, also those not trained on (default: the run's, or all of --data)."
     ),
 ]
-Years = Annotated[str, typer.Option(help="Years, e.g. 2019,2021 (default: the run's; with --data all).")]
+Years = Annotated[str, typer.Option(help="Years, e.g. 2019,2021 (default: the run's, or all of --data).")]
 Data = Annotated[str, typer.Option("--data", help="A data set that it was not trained on (default: the run's).")]
 Threshold = Annotated[
     str,
@@ -258,7 +258,10 @@ DATA = {"fetch": fetch, "make": make, "check": check, "convert": convert, "impor
 
 @app.command()
 def submit(
-    runs: Annotated[list[str], typer.Argument(help="First digits of runs, or RUN@EPOCH; several vote by majority.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Runs (first digits, `latest`, TABLE/ROW), or RUN@EPOCH; several vote by majority."),
+    ],
     out: Annotated[Path, typer.Option(dir_okay=False, help="The zip to write.")] = Path("submission.zip"),
     storage: Where = "results",
     split: Split = "test",
@@ -270,7 +273,7 @@ def submit(
     motion: Motion = "none",
     overwrite: Overwrite = False,
 ) -> None:
-    """Write forecasts of the organisers' inputs as a submission, and say what their server would refuse.
+    """Write forecasts of the organizers' inputs as a submission, and print what their server would refuse.
 
     A threshold that is tuned is each run's own best on validation; a place without any has the best of all places.
 
@@ -340,7 +343,9 @@ def chosen(threshold: str) -> float | str:
 
 @app.command()
 def verify(
-    runs: Annotated[list[str], typer.Argument(help="First digits of runs, or RUN@EPOCH; several are compared.")],
+    runs: Annotated[
+        list[str], typer.Argument(help="Runs (first digits, `latest`, TABLE/ROW), or RUN@EPOCH; several are compared.")
+    ],
     out: Annotated[Path, typer.Option(file_okay=False, help="The folder of the page.")] = Path("verification"),
     storage: Where = "results",
     split: Split = "test",

@@ -64,7 +64,7 @@ def refused(found):
 
 
 def test_index_and_search(audio):
-    assert "give a run's fingerprint" in refused(audio("index", "in"))
+    assert "or a model of `retable zoo audio`" in refused(audio("index", "in"))
     Path("in/letter.mp3").write_text("Dear Sir")
     made = audio("index", "in", "--model", "one", "--out", "my index")
     assert made.exit_code == 0, made.output

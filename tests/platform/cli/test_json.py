@@ -111,6 +111,7 @@ def test_a_zoo_is_listed_in_a_few_lines_a_model(asked):
     """Metadata of dozens of lines a model hid what they are."""
     shown = CliRunner().invoke(cli.app, ["zoo", "rl"]).stdout
     assert "score: return 7082, on 10 episodes of HalfCheetah-v5" in shown and "states" not in shown
+    assert "trained by (at commit ed434b8): retable reproduce" in shown, "its fields may have other names by now"
     assert shown.count("\n") == 1 + 4 * 5
 
 

@@ -54,7 +54,7 @@ def test_the_summary_has_at_most_25_lines_and_says_where_the_report_is_and_what_
 def test_what_came_along_has_a_column(reproduced, storage):
     header = next(line for line in reproduced.splitlines() if "filled here" in line)
     assert header.split()[-3:] == ["quick", "small", "published"]
-    assert "small: measured before" in reproduced and storage.list("measured")
+    assert "small: measured earlier" in reproduced and storage.list("measured")
 
 
 def test_no_escape_code_is_written_with_no_color(reproduced, monkeypatch):

@@ -121,6 +121,9 @@ def test_the_model_is_a_file_a_name_of_the_zoo_or_a_run(tmp_path):
     for name, wanted in (
         ("great_wafe", "not in the zoo; did you mean 'great_wave'"),
         ("abc", "no run begins with 'abc'"),
+        ("latest", "no run"),
+        ("style/figure1/a row", "has no table style/figure1"),
+        ("style/missing.safetensors", "not in the zoo"),
     ):
         with pytest.raises(UserError, match=wanted):
             batch.find_model("style", name, storage)
@@ -128,6 +131,13 @@ def test_the_model_is_a_file_a_name_of_the_zoo_or_a_run(tmp_path):
         batch.find_model("rl", "", storage)
     with pytest.raises(UserError, match="the task line has no module `answer`"):
         batch.predict("line", ["x"], tmp_path / "out", "", {}, storage, lambda done, total: None)
+
+
+def test_the_help_names_the_options_of_each_task():
+    told = app.predict.__doc__.partition("Options by --set: ")[2].partition(".")[0]
+    answers = {"rl": rl, "style": style, "audio": audio, "weather": weather}
+    named = {task: ", ".join(module.Options.__dataclass_fields__) for task, module in answers.items()}
+    assert told == "; ".join(f"{task}: {names}" for task, names in named.items() if names)
 
 
 @pytest.mark.parametrize(

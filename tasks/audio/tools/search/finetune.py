@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -36,7 +35,7 @@ def settings(start: str, info: Mapping[str, Any], storage: Storage, changes: Map
     best on it are kept. What the model was trained on of the same data set is trained on again.
 
     Args:
-        start: a run's fingerprint, a file of `retable audio export`, a model of the zoo, or "none".
+        start: a run, a file of `retable audio export`, a model of the zoo, or "none".
         info: the data set's `dataset.json`.
         storage: where runs lie; a file's weights are put there.
         changes: fields that are to be otherwise.
@@ -95,7 +94,7 @@ def _continued(start: str, storage: Storage) -> Config:
         if not isinstance(exported, Exported):
             raise UserError(f"{start}: LAION-CLAP is searched with, not trained; name a run, or a file of one")
         config, data = replace(exported.config, data=str(exported.about.get("data", ""))), without_anchors(data)
-    elif not re.fullmatch("[0-9a-f]+|latest", start):
+    elif not api.is_run_name(start, "audio"):
         raise UserError(f"--from {start}: no such file, no run, and none of the zoo's: {', '.join(zoo.zoo('audio'))}")
     else:
         run = api.load(start, storage, task="audio")

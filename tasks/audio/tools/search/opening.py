@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from retable.platform import api
@@ -23,7 +22,7 @@ def open_embedder(
     words_alone: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Embedder:
-    """Open an exported file, a model of the zoo, or a run (its first digits, `latest`) with its last weights.
+    """Open an exported file, a model of the zoo, or a run, as `api.load` takes it, with its last weights.
 
     Args:
         name: which one.
@@ -41,7 +40,7 @@ def open_embedder(
         theirs = file.suffix != ".safetensors" and metadata(data) is None
         model = read_pair(data, path, say=say) if theirs else read_export(data, path)
         return model.embedder(device, words_alone)
-    if not re.fullmatch("[0-9a-f]+|latest", name):
+    if not api.is_run_name(name, "audio"):
         raise UserError(f"model {name}: no such file, no run, and none of the zoo's: {', '.join(zoo.zoo('audio'))}")
     run = api.load(name, storage, task="audio")
     about = {"scale": exported.scale_of(run)}

@@ -40,7 +40,7 @@ def judge(
     ] = "",
     photograph: Annotated[
         list[Path] | None,
-        typer.Option(help="Photograph to stylise; may be repeated (default: the shipped photographs)."),
+        typer.Option(help="Photograph to stylize; may be repeated (default: the shipped photographs)."),
     ] = None,
     size: Annotated[int, typer.Option(help="Longer side of the photographs, in pixels.", min=256)] = 512,
     weights: Annotated[

@@ -51,11 +51,11 @@ class Result:
             help="Pixels of the longer side; 0 keeps the photograph's (default: 0; for paintings 512).", min=0
         ),
     ] = None
-    strength: Annotated[float, typer.Option(help="Share of the stylised picture in the result.", min=0, max=1)] = 1.0
-    original_colours: Annotated[bool, typer.Option("--original-colours", help="Keep the photograph's colours.")] = False
+    strength: Annotated[float, typer.Option(help="Share of the stylized picture in the result.", min=0, max=1)] = 1.0
+    original_colours: Annotated[bool, typer.Option("--original-colours", help="Keep the photograph's colors.")] = False
     mask: Annotated[
         Path | None,
-        typer.Option(help="Mask: white is stylised, black is not; or regions, with --style NAME@COLOUR."),
+        typer.Option(help="Mask: white is stylized, black is not; or regions, with --style NAME@COLOUR."),
     ] = None
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that exist.")] = False
     precision: Precision = "auto"
@@ -158,7 +158,7 @@ class Knobs:
     weights: Annotated[
         str | None,
         Sets("method.backbone.weights"),
-        panel(NETWORK, "small (comes along), imagenet, random, a file, or what `retable style weights` prints."),
+        panel(NETWORK, "small (shipped), imagenet, random, a file, or what `retable style weights` prints."),
     ] = None
     pooling: Annotated[
         Literal["average", "max"] | None,

@@ -380,7 +380,7 @@ def one_network(name: str, storage: Storage) -> TransformerNetwork:
     model_name, _, painting = (name, "", "") if transformer.is_file(name) else name.partition(":")
     if transformer.is_file(model_name) or model_name in zoo("style"):
         return transformer.find(model_name, painting)
-    if not re.fullmatch("[0-9a-f]+|latest", model_name):
+    if not api.is_run_name(model_name, "style"):
         names = sorted({*zoo("style"), *assets.paintings()})
         raise UserError(f"--style {name}: no such file; or use {', '.join(names)}, or a run's fingerprint")
     run = find_run(model_name, storage)

@@ -28,7 +28,7 @@ SAMPLE = 48
 
 @spread()
 def video(
-    source: Annotated[Path, typer.Argument(help="The video to stylise.")],
+    source: Annotated[Path, typer.Argument(help="The video to stylize.")],
     target: Annotated[
         Path, typer.Argument(dir_okay=False, help="The video to write: .mp4, .mov, .mkv (H.264) or .webm (VP9).")
     ],
@@ -36,13 +36,13 @@ def video(
         list[str],
         typer.Option(
             "--style",
-            help="A style of the zoo, a weights file, or a run's fingerprint; by version1 a painting. "
-            "Several: of a mask's colours, NAME@ff0000.",
+            help="A network: a name (`retable zoo style`), a file, a run. With --by version1, a painting. "
+            "Several, for the colors of a mask: NAME@ff0000.",
         ),
     ],
     by: Annotated[
         Literal["network", "version1"],
-        typer.Option(help="version1 optimises each frame from the previous one, after a painting: minutes a frame."),
+        typer.Option(help="version1 optimizes each frame from the previous one, after a painting: minutes a frame."),
     ] = "network",
     steady: Annotated[
         Literal["off", "statistics", "flow"],
@@ -52,16 +52,16 @@ def video(
     beside: Annotated[bool, typer.Option("--beside", help="Show the video on the left of the result.")] = False,
     size: Annotated[int, typer.Option(help="Pixels of the longer side; 0 keeps the video's.", min=0)] = 0,
     start: Annotated[float, typer.Option(help="Seconds of the video to skip.", min=0)] = 0.0,
-    duration: Annotated[float | None, typer.Option(help="Seconds to stylise (default: to the end).", min=0.001)] = None,
-    original_colours: Annotated[bool, typer.Option("--original-colours", help="Keep the video's colours.")] = False,
-    strength: Annotated[float, typer.Option(help="Share of the stylised picture.", min=0, max=1)] = 1.0,
+    duration: Annotated[float | None, typer.Option(help="Seconds to stylize (default: to the end).", min=0.001)] = None,
+    original_colours: Annotated[bool, typer.Option("--original-colours", help="Keep the video's colors.")] = False,
+    strength: Annotated[float, typer.Option(help="Share of the stylized picture.", min=0, max=1)] = 1.0,
     mask: Annotated[
         Path | None,
-        typer.Option(help="Mask: white is stylised, black is not; or regions, with --style NAME@COLOUR."),
+        typer.Option(help="Mask: white is stylized, black is not; or regions, with --style NAME@COLOUR."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Frames that go through the network at once.", min=1)] = 4,
     precision: Precision = "auto",
-    workers: Annotated[int, typer.Option(help="Ray actors that stylise; 0 uses this process.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Ray actors that stylize; 0 uses this process.", min=0)] = 0,
     crf: Annotated[int, typer.Option(help="Quality of the encoder: lower is better.", min=0, max=51)] = 18,
     reader: Annotated[
         Literal["pyav", "opencv"], typer.Option(help="Decoder; opencv is the paper's, at a constant rate.")
