@@ -220,8 +220,8 @@ def plan(
 ) -> None:
     """Print what filling tables takes, without starting anything; with --cluster also nodes, money and time.
 
-    Trainings cost what finished runs of the storage took, where there are some of this scale on such a machine; for
-    --cluster, whose machines are others, they cost what their tasks estimate, or what a GPU's measured step times give.
+    Costs come from finished runs of this scale and kind of machine on the storage, if there are any, else from each
+    task's estimate; with --cluster, from the task's estimate or the measured step times of the GPU.
 
     Examples: `retable plan rl/figure1 rl/figure2 --scale paper` · `retable plan --scale paper --cluster cluster.yaml`
     · `retable plan rl/figure1 --rows dense --rows 'SNIP 9*' --set view.policy=bc --configs`
@@ -615,7 +615,8 @@ def serve(
         list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks to serve (default: those of the papers).")
     ] = None,
     run: Annotated[
-        list[str] | None, typer.Option(help="Fingerprint of a run; may be repeated (default: the best runs).")
+        list[str] | None,
+        typer.Option(help="A run: its first digits, `latest`, or TABLE/ROW. Repeatable (default: the best runs)."),
     ] = None,
     best: Annotated[
         list[str] | None, typer.Option(metavar="TABLE[/METRIC]", help="Serve the best run of a table; may be repeated.")

@@ -38,7 +38,8 @@ def status(
 ) -> None:
     """Show running trainings by host with progress, failures with their cause, and stale runs.
 
-    It reads the storage alone, from any machine. With --address also a Ray cluster's nodes, and what waits for which.
+    It reads the storage alone, from any machine. --address adds the nodes of a Ray cluster, and the resources that
+    tasks wait for.
 
     Examples: `retable status --storage s3://bucket/retable --watch` · `retable status --address http://HEAD:8265`
     """

@@ -270,8 +270,8 @@ def verify(
 ) -> None:
     """Train a random sample of a bundle's runs again and compare metrics and scores; status 1 if any differs.
 
-    Datasets are read from the storage if they are there, else made. Nothing is written to it. Datasets of a bucket are
-    read only where --keep names it, too.
+    Datasets are read from --storage if they are there, else made; nothing is written there. If --storage is a bucket
+    that holds them, --keep must name it too.
 
     Examples: `retable verify rl.bundle` · `retable verify rl.bundle --sample 20 --seed 1`
     """
@@ -462,8 +462,8 @@ def gc(
 ) -> None:
     """List or remove unreferenced items: runs, combinations and measurements of no table or sweep, and Ray's leftovers.
 
-    Never what is being trained or changed within the hour, nor data sets and imported weights. With --older-than also
-    exported files that were served; `retable serve` makes those again.
+    It leaves alone what is in training or changed within the last hour, datasets, and imported weights. With
+    --older-than it also lists exported files that were served; `retable serve` makes those again.
 
     Examples: `retable gc` · `retable gc --older-than 30 --delete`
     """

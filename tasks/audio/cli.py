@@ -78,11 +78,11 @@ def index(
     ray: Annotated[bool, typer.Option("--ray", help="Distribute the files over the Ray cluster.")] = False,
     anyway: Annotated[bool, typer.Option("--anyway", help="Allow smoke-scale models.")] = False,
 ) -> None:
-    """Make an index of a folder to search in, or bring it up to date: only new and changed files are heard.
+    """Make an index of a folder to search in, or update it: only new and changed files are embedded.
 
-    Broken files are named and left out. A killed command goes on where it stopped, and meanwhile the index answers as
-    before. Recordings are known by their content: a folder that was moved, renamed or sorted anew is not heard again,
-    and a recording that lies there twice is found once, with both places.
+    Broken files are named and left out. After a killed command, the same command resumes; until then the index answers
+    as before. Recordings are identified by content: files that were moved or renamed are not embedded again, and a
+    recording that lies there twice is one hit, with both places.
 
     Example: `retable audio index ~/Sounds --model passt-scenes --out sounds.index`
     """
@@ -148,7 +148,7 @@ def search(
 ) -> None:
     """Find recordings by words, by a recording, or by both: score (a cosine), second of the best segment, file.
 
-    A note says where random words score as high so often that the sound is perhaps not here; hits are shown anyway.
+    If random words often score as high, a note says that the sound is perhaps not here; hits are shown anyway.
 
     Example: `retable audio search "rain on a tin roof" --index sounds.index --page hits.html`
     """
@@ -294,10 +294,10 @@ def refit(
     storage: Where = "results",
     device: Device = "",
 ) -> None:
-    """Learn from the hits that were marked: words are then searched for a little nearer to what was good for others.
+    """Learn from marked hits: move queries slightly towards what was marked as good for other queries.
 
-    Nothing is trained, and no recording is heard again. It is judged by leaving out each marked query in turn, and kept
-    only where it helps those.
+    Nothing is trained, and no recording is embedded again. It is tested by leaving out each marked query in turn, and
+    kept only if it helps them.
 
     Example: `retable audio refit sounds.index`
     """
@@ -372,7 +372,7 @@ def anchors(
     ] = None,
     storage: Where = "results",
 ) -> None:
-    """Fit a model's anchors, by which words are searched on which it was not trained, such as synonyms.
+    """Fit a model's anchors, which find words that it was not trained on, such as synonyms.
 
     Recordings of ESC-10's classes are used; a kind of sound without recordings is placed by its words.
 

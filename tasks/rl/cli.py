@@ -177,8 +177,8 @@ def check(
 ) -> None:
     """Print every defect of a D4RL file or of the storage's data sets, the first of a Minari set, one line each.
 
-    Remarks are what may be right, such as episodes beyond the environment's limit. Of a sound file it prints which of
-    the 51 that D4RL published for HalfCheetah, Hopper and Walker2d it is.
+    A remark may be harmless, such as an episode beyond the environment's limit. For an intact file, it prints which of
+    D4RL's 51 files of HalfCheetah, Hopper and Walker2d it is.
 
     Example: `retable data check rl hopper_expert-v2.hdf5`
     """

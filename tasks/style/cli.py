@@ -169,7 +169,7 @@ def weights(
 def distil(
     teacher: Annotated[
         str,
-        typer.Argument(help="What `retable style weights` prints of a VGG-19 (for alexnet: SqueezeNet), or imagenet."),
+        typer.Argument(help="SHA-256 by `retable style weights` of a VGG-19 (for alexnet: a SqueezeNet), or imagenet."),
     ],
     photographs: Annotated[list[str], typer.Argument(help="Photographs, folders or patterns to learn from.")],
     file: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The file to write.")] = Path(

@@ -38,7 +38,7 @@ app = typer.Typer(
     "Example: `retable weather verify latest --threshold tuned`",
 )
 
-Name = Annotated[str | None, typer.Option(help="Name of the data set.")]
+Name = Annotated[str | None, typer.Option(help="Name of the data set (default: generated-SIZE).")]
 Fingerprint = Annotated[
     str, typer.Argument(help="A run: its first digits, `latest`, or TABLE/ROW; RUN@EPOCH selects an epoch.")
 ]
@@ -53,7 +53,10 @@ Years = Annotated[str, typer.Option(help="Years, e.g. 2019,2021 (default: the ru
 Data = Annotated[str, typer.Option("--data", help="A data set that it was not trained on (default: the run's).")]
 Threshold = Annotated[
     str,
-    typer.Option(help="Lowest probability that counts as rain; or tuned on validation: tuned, tuned_per_region, ..."),
+    typer.Option(
+        help="Lowest probability that counts as rain; or tuned on validation: tuned, tuned_per_region, or "
+        "tuned_per_region_and_lead."
+    ),
 ]
 Motion = Annotated[str, typer.Option(help="Move a retrieval's rain: optical_flow, pysteps, or none to leave it.")]
 Epoch = Annotated[int, typer.Option(help="A kept epoch, for runs without @EPOCH; 0 is the last one.", min=0)]
@@ -275,7 +278,7 @@ def submit(
 ) -> None:
     """Write forecasts of the organizers' inputs as a submission, and print what their server would refuse.
 
-    A threshold that is tuned is each run's own best on validation; a place without any has the best of all places.
+    A tuned threshold is each run's best on the validation split; a region without validation uses the best of all.
 
     Examples: `retable weather submit latest --out core.zip` · a vote in which one run has two voices, its epochs 4 and
     5: `retable weather submit 1f3a 77c0 9b2e@4 9b2e@5`
@@ -315,7 +318,7 @@ def score(
 ) -> None:
     """Print a run's scores on any regions and years of any data set, those that it was not trained on too.
 
-    The first line says what the data are, of imported ones the second what these scores leave open.
+    The first line describes the data; for imported data, the second says what these scores cannot show.
 
     Thresholds are tuned on the validation split of the very data that are scored.
 
@@ -359,7 +362,7 @@ def verify(
     """Write a page on how good forecasts are: scores with intervals, figures, cases beside the radar, all as CSV.
 
     By lead time, year and region, scale and threshold: IoU (CSI), POD, FAR, bias, FSS; Brier score, reliability and
-    sharpness of the probabilities; of several runs, how often it rained where so many of them agree.
+    sharpness of the probabilities; of several runs, how often it rained where k of them forecast rain.
 
     Example: `retable weather verify latest --threshold tuned`, `retable weather verify 1f3a@4 1f3a@5`
     """
@@ -422,8 +425,8 @@ def adopt(
 ) -> None:
     """Use published weights as the runs of a table: reproduce then scores and votes without training.
 
-    `rows.csv` names a checkpoint for each row that there is one of; without it the command prints the rows. The files
-    are read and never changed, no step is made, and the report says which rows have others' weights.
+    `rows.csv` assigns checkpoints to rows; without it the command prints the rows. Nothing is trained, the files stay
+    as they are, and the report names the rows whose weights others trained.
 
     Example: `retable weather adopt checkpoints --table weather/table2`
     """
