@@ -60,6 +60,7 @@ def test_the_coverage_names_every_row_of_every_table():
 
 def test_the_coverage_begins_as_it_would_be_written_and_links_to_results_that_exist():
     assert COVERAGE.startswith(coverage.HEAD), "python docs/coverage.py writes the page anew"
+    assert ("[paper, a few rows]" in COVERAGE) == ("*a few rows*" in coverage.HEAD), "it said that none was trained"
     assert all((PAGE.parent / link).exists() for link in re.findall(r"\]\(([^)]+)\)", COVERAGE))
     for task in map(find, coverage.TASKS):
         for key in task.tables():
