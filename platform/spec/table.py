@@ -19,7 +19,7 @@ from retable.platform.config import Config, Fields, OwnConfig, OwnView, View, di
 from retable.platform.errors import UserError, nearest, one_line
 from retable.platform.spec.arrays import Arrays
 from retable.platform.spec.claims import LEAST, NOT_JUDGED, UNTESTED, Verdict
-from retable.platform.text import and_more
+from retable.platform.text import and_more, is_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -226,7 +226,7 @@ def with_claims(
 
 
 def _check_names(name: str, table: AnyTable) -> None:
-    """Refuse labels that two rows have, members that no row has, and numbers of columns that are not there."""
+    """Refuse labels that two rows have, members that no row has, and published values of no column or that are none."""
     labels = [row.label for row in table.rows]
     for label, count in Counter(labels).items():
         if count > 1:
@@ -248,6 +248,10 @@ def _check_columns(name: str, table: Table) -> None:
         for header in {**row.published, **(row.metrics if isinstance(row, Row) else {})}:
             if header not in headers:
                 raise UserError(f"{name}, row {row.label!r}: {header!r} is no column{nearest(header, headers)}")
+        for header, number in row.published.items():
+            if number is not None and not (is_number(number) and math.isfinite(number)):
+                where = f"{name}, row {row.label!r}, column {header!r}"
+                raise UserError(f"{where}: {number!r} is published; write one finite number, or leave the column out")
     for column in table.columns:
         if column.better not in ("higher", "lower", None):
             raise UserError(f"{name}, column {column.header!r}: better={column.better!r}; use higher or lower")

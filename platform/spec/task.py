@@ -502,7 +502,15 @@ def table_at(
         raise UserError(f"{', '.join(axes)}: a list of no values; give one at least, such as [0]")
     for values in itertools.zip_longest(*axes.values()) if axes else [()]:  # a mistake is told before anything else
         chosen = {path: axes[path][0] if value is None else value for path, value in zip(axes, values, strict=True)}
-        _check_fields(task, {**changes, **chosen})
+        try:
+            _check_fields(task, {**changes, **chosen})
+        except UserError as error:
+            lists = [path for path, value in changes.items() if isinstance(value, list) and path not in table.over]
+            for path in lists:
+                if str(error).startswith(f"{path}: {changes[path]!r} is "):
+                    where = f"{task.name}, {table.title}, is not replicated over {path}"
+                    raise UserError(f"{error}; {where}: give one value, or leave the table out") from error
+            raise
     named = row_fields(table) - {"seed", *task.settings}
     at_scale = scaled(table, find_scale(task, scale))
     try:

@@ -1,7 +1,8 @@
 """Tables: which replicates a row has, and how its view is read."""
 
+import re
 from dataclasses import dataclass, field, replace
-from math import nan
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -115,6 +116,12 @@ def test_a_list_of_wrong_values_is_a_line(seeds, line):
     task, wide = find_table("rl/critic")
     with pytest.raises(UserError, match=line):
         table_at(task, wide, "smoke", {"seed": seeds})
+
+
+def test_a_list_is_refused_by_a_table_without_that_axis_by_its_title():
+    task, alone = find_table("rl/speed")
+    with pytest.raises(UserError, match=r"^seed: \[0, 1\] is .*; rl, Milliseconds .*, is not replicated over seed"):
+        table_at(task, alone, "smoke", {"seed": [0, 1]})
 
 
 def test_a_row_that_is_named_after_a_changed_axis_is_left_out_but_for_its_seed():
@@ -253,6 +260,15 @@ def test_a_table_is_a_value():
 
 FIRST, SECOND = Row(label="CNN 3x3"), Row(label="linear", published={"Accuracy": 81.2})
 COLUMNS = [Column(header="Accuracy", metric="accuracy", better="higher")]
+
+
+@pytest.mark.parametrize("number", [(0.3, 0.5), "0.3-0.5", "", nan, inf, True])
+def test_a_published_value_is_a_finite_number_or_none(number):
+    """Of a range, filling the table broke off after all of its trainings."""
+    made = Table(title="", columns=COLUMNS, rows=[replace(FIRST, published={"Accuracy": number})])
+    with pytest.raises(UserError, match=re.escape(f"own/table1, row 'CNN 3x3', column 'Accuracy': {number!r} is")):
+        with_claims("own", {"table1": made}, {})
+    with_claims("own", {"table1": replace(made, rows=[replace(FIRST, published={"Accuracy": None})])}, {})
 
 
 @pytest.mark.parametrize(
