@@ -318,7 +318,7 @@ def run_sweep(
     if name and not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"name {name!r}: cannot name a sweep's files; use letters, digits, '-', '_' and '.'")
     chosen = find_space(space) if isinstance(space, str) else space
-    chosen = replace(chosen, samples=samples) if samples else chosen
+    chosen = replace(chosen, samples=samples) if samples is not None else chosen
     sweep = Sweep(
         name=name or (space if isinstance(space, str) else space.task),
         space=chosen,

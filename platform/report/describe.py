@@ -64,7 +64,7 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
     """Return the run that fills a row, `TABLE/ROW` or `TABLE/ROW/COLUMN`; of several replicates the first.
 
     Raises:
-        UserError: where no such row was filled here, or no single run fills it.
+        UserError: where no such row was filled here, or no single run fills it, or that run is gone.
     """
     task, _, rest = name.partition("/")
     table, _, label = rest.partition("/")
@@ -84,7 +84,11 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
     if not rows[label]:
         why = f"it joins several, is a measurement or is empty; `retable tables {task}/{table} --json` names its runs"
         raise UserError(f"run {name!r}: no single run fills this row: {why}")
-    return RunFolder(storage, task, rows[label][0].run)
+    folder = RunFolder(storage, task, rows[label][0].run)
+    if not storage.exists(folder.path):
+        remedy = f"`retable reproduce {task}/{table}` makes it again"
+        raise UserError(f"run {name!r}: run {folder.fingerprint}, which filled it, is gone; {remedy}")
+    return folder
 
 
 def tables_of(storage: Storage) -> list[Record]:

@@ -86,6 +86,8 @@ def verify(
     Raises:
         UserError: if the bundle is refused, holds no finished run of a task that is here, or a training fails.
     """
+    if sample < 1:
+        raise UserError(f"sample={sample}: verify at least 1 run")
     with tempfile.TemporaryDirectory(prefix="retable-verify-") as temporary:
         unpacked = Storage.open(Path(temporary, "bundle"))
         taken = packing.unpack(bundle, unpacked)

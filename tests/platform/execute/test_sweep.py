@@ -440,6 +440,8 @@ def test_the_command_takes_a_name_or_a_file(monkeypatch, tmp_path):
 def test_samples_of_a_grid_are_refused(storage):
     with pytest.raises(UserError, match="samples: a grid is run whole"):
         api.sweep("halves_grid", storage=storage.root, samples=3)
+    with pytest.raises(UserError, match="samples: 0 is less than 1"):
+        api.sweep(replace(GRID, domains={"rate": tune.uniform(0, 1)}, search="random"), storage=storage.root, samples=0)
     assert not storage.exists()
 
 

@@ -867,6 +867,11 @@ def run_words(*words):
     sys.exit(cli.app([str(word) for word in words], standalone_mode=False))
 
 
+def test_a_sample_of_no_runs_is_refused(tmp_path):
+    with pytest.raises(UserError, match="sample=0: verify at least 1 run"):
+        api.verify(tmp_path / "any.bundle", sample=0)
+
+
 @pytest.mark.slow
 def test_runs_of_other_data_are_not_compared(trained, tmp_path, capsys):
     storage = tmp_path / "mine"

@@ -557,6 +557,9 @@ def test_a_run_is_known_by_the_row_that_it_fills(filled):
         other = replace(part, scale=scale, rows=rows)
         storage.write_json(f"tables/line-table1-{scale}.json", {"table": part.name, "scale": scale, "set": {}})
         storage.write_json(f"report/line-table1-{scale}.json", {"table": other.as_json()})
+    with pytest.raises(UserError, match=r"run 5{16}, which filled it, is gone; `retable reproduce line/table1`"):
+        find_run(storage, "line/table1/all")  # it was shown as a damaged one
+    storage.write_json(f"runs/line/{'5' * 16}/config.json", {})
     assert find_run(storage, "line/table1/all").fingerprint == "5" * 16
     with pytest.raises(UserError, match="no such row; did you mean 'fast'"):
         find_run(storage, "line/table1/fost")
