@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -107,6 +108,8 @@ def check_name(name: str) -> None:
         raise UserError(f"{name!r} cannot name a task; use lower case letters, digits and '_', such as my_paper")
     if name in task.names() or name in RESERVED:
         raise UserError(f"{name!r} is taken; choose another name")
+    if name in sys.stdlib_module_names or name in metadata.packages_distributions():
+        raise UserError(f"{name!r} is a Python package, which its test would hide; choose another name")
 
 
 def render(template: str, words: dict[str, object]) -> str:

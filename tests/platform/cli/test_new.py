@@ -181,6 +181,13 @@ def test_names_that_cannot_be_used(name):
         check_name(name)
 
 
+@pytest.mark.parametrize("name", ["random", "torch", "statistics", "yaml"])
+def test_no_task_is_called_as_a_package_that_its_tests_import(name):
+    """pytest puts the folder of the tests first on Python's path: `import random` found the task."""
+    with pytest.raises(UserError, match=f"'{name}' is a Python package, which its test would hide; choose another"):
+        check_name(name)
+
+
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=6))
 def test_rows_get_constants_of_their_own(labels):
     names = []
