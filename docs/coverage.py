@@ -38,9 +38,9 @@ the commands are executed at the smallest scale by `make docs-check`.
   "run here" links to its results.
 - **paper** is the published setting, on the published data, which you must have. Where "run here" links to results of
   it, they are of recordings of our own: masks and file sizes, and, as *a few rows*, four policies that were trained at
-  full length. The costs are estimates. Days of one core follow each task's own rough formula. Money and GPU hours follow
-  [cluster.yaml](../cluster.yaml) and the example prices in [prices.toml](../prices.toml), which also says how many
-  cores a GPU is worth. Runs that several tables share count for each of them.
+  full length. The costs are estimates. Days of one core follow each task's own rough formula. Money and GPU hours
+  follow [cluster.yaml](../cluster.yaml) and the example prices in [prices.toml](../prices.toml), which also says how
+  many cores a GPU is worth. Runs that several tables share count for each of them.
 """
 
 

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -796,7 +797,9 @@ def refuse(error: Any) -> int:
         error.show()
         return 2
     message = _shortened(runs.plain(error.format_message()).rstrip("."))
-    errors.print(f"error: {message}; see `{context.command_path if context else 'retable'} --help`", markup=False)
+    typed = shlex.join(takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))  # where Click gives no context
+    command = context.command_path if context else f"retable {typed}".strip()
+    errors.print(f"error: {message}; see `{command} --help`", markup=False)
     return 2
 
 

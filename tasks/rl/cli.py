@@ -311,7 +311,12 @@ def export(
 
 @app.command()
 def play(
-    run: Annotated[str, typer.Argument(help=f"A run (its first digits, `latest`, or TABLE/ROW), or a {SUFFIX} file.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help=f"A run (its first digits, `latest`, or TABLE/ROW), a {SUFFIX} file, or a policy of the zoo."
+        ),
+    ],
     storage: Where = "results",
     policy: Annotated[
         Literal["bcq", "bc"] | None,
@@ -323,19 +328,20 @@ def play(
 ) -> None:
     """Play a trained policy in its simulator and print its scores.
 
-    Examples: `retable rl play latest` · `retable rl play policy.rtsn --episodes 3`
+    Examples: `retable rl play HalfCheetah-snip-95` · `retable rl play latest --episodes 3`
     """
     from retable.platform import api
     from retable.platform.execute.scoring import score_weights
+    from retable.platform.models import zoo
     from retable.tasks.rl import data
     from retable.tasks.rl.export import own_policy
 
     changes: dict[str, object] = {"episodes": episodes, "epoch": epoch}
-    if run.endswith(SUFFIX):
+    if (shipped := zoo.zoo("rl").get(run)) or run.endswith(SUFFIX):
         if epoch:
             raise UserError(f"{run}: a file holds one epoch's weights; leave out --epoch {epoch}")
         task = find("rl")
-        config, weights, source, written_for = _policy_file(Path(run).expanduser(), env)
+        config, weights, source, written_for = _policy_file(shipped or Path(run).expanduser(), env)
         if (policy, written_for) == ("bcq", "bc"):
             raise UserError(f"{run}: holds policy bc; leave --policy out")
         view: Any = override(task.view(), {**changes, "policy": policy or written_for})

@@ -55,6 +55,12 @@ def test_a_policy_that_diverged_is_told_in_one_line(tmp_path, weights, value):
     assert "\n" not in str(caught.value)
 
 
+def test_a_policy_that_comes_with_the_task_is_played_by_its_name(capsys):
+    play("HalfCheetah-snip-95", storage="unused", policy=None, episodes=1, epoch=0, env="halfcheetah")
+    told = capsys.readouterr().out
+    assert "HalfCheetah-snip-95: a policy for HalfCheetah-v5" in told and "behaviour_share  " in told
+
+
 def test_a_file_has_no_epochs(tmp_path, weights):
     with pytest.raises(UserError, match=r"policy\.rtsn: .* leave out --epoch 99"):
         played(tmp_path, weights, epoch=99)

@@ -160,6 +160,13 @@ def test_the_list_is_plain_data_too(retable):
     assert found["tasks"]["line"].keys() == {"about", "tables", "scales", "help", "commands", "data"}
 
 
+def test_an_option_without_its_value_names_the_help_of_its_command(retable):
+    """Click raises this without a context: it named `retable --help`."""
+    said = "error: Option '{}' requires an argument; see `{} --help`\n".format
+    assert retable("status", "--address").stderr == said("--address", "retable status")
+    assert retable("data", "check", "style", "--storage").stderr == said("--storage", "retable data check style")
+
+
 def test_the_zoo_is_listed_by_task(retable):
     found = retable("zoo", "style", "line")
     assert found.returncode == 0 and "line: no models come with it" in found.stdout
