@@ -499,6 +499,11 @@ def test_networks_of_the_zoo_that_were_trained_apart_are_not_blended(storage):
     assert "\n" not in str(caught.value)
 
 
+def test_a_row_with_a_comma_in_its_label_is_no_blend(storage):
+    with pytest.raises(UserError, match="has no table style/figure1"):
+        find_network("style/figure1/version 2, coffee", storage)
+
+
 def test_sheet():
     pictures = [(f"epoch {number}", noise(30, 40, number)) for number in range(5)]
     found = sheet(pictures, columns=3)

@@ -359,7 +359,7 @@ def find_network(name: str, storage: Storage) -> TransformerNetwork:
         raise UserError(
             f"--style {name}: a painting, where a network is needed: a file of one, a name of the zoo, a run"
         )
-    if transformer.is_file(name) or "," not in name:
+    if transformer.is_file(name) or "," not in name or api.is_run_name(name, "style"):
         return one_network(name, storage)
     parts = [part.rpartition(":") for part in name.split(",")]
     try:
