@@ -14,7 +14,6 @@ from typing import TypeAlias
 from retable.platform.errors import TRACEBACK, UserError, nearest
 from retable.platform.report.results import Cell, FilledReplicate, FilledTable, slug_of
 from retable.platform.report.write import Request, kept_tables, read_request, request_slug
-from retable.platform.spec.table import Origin
 from retable.platform.store import provenance
 from retable.platform.store.bundle import Member, kind_of
 from retable.platform.store.cache import Index
@@ -71,11 +70,10 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
     tables = [part for part in kept_tables(storage) if part.name == f"{task}/{table}"]
     if not tables:
         raise UserError(f"run {name!r}: {storage} has no table {task}/{table}; `retable reproduce` fills it")
-    rows: dict[str, list[Origin]] = {}
+    rows: dict[str, list[FilledReplicate]] = {}
     for part in tables:
         for row in part.rows:
-            origins = [replicate.origin for replicate in row.replicates]
-            alone = [of for of in origins if not of.members and _DIGITS.fullmatch(of.run)]  # no file of a measurement
+            alone = [r for r in row.replicates if not r.origin.members and _DIGITS.fullmatch(r.origin.run)]
             for key in (row.label, *(f"{row.label}/{column.header}" for column in part.columns)):
                 rows[key] = rows.get(key) or alone
     if label not in rows:
@@ -84,9 +82,9 @@ def _run_of_row(storage: Storage, name: str) -> RunFolder:
     if not rows[label]:
         why = f"it joins several, is a measurement or is empty; `retable tables {task}/{table} --json` names its runs"
         raise UserError(f"run {name!r}: no single run fills this row: {why}")
-    folder = RunFolder(storage, task, rows[label][0].run)
+    folder = RunFolder(storage, task, rows[label][0].origin.run)
     if not storage.exists(folder.path):
-        remedy = f"`retable reproduce {task}/{table}` makes it again"
+        remedy = f"`{rows[label][0].commands[0]}` makes it again"
         raise UserError(f"run {name!r}: run {folder.fingerprint}, which filled it, is gone; {remedy}")
     return folder
 

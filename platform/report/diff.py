@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from retable.platform.config import set_line
 from retable.platform.errors import UserError, redact
 from retable.platform.report.html import environment
 from retable.platform.report.papers import in_order
@@ -141,7 +143,8 @@ def _turns(after: FilledTable, before: FilledTable) -> Iterator[Turn]:
 
 
 def _name(part: FilledTable) -> str:
-    return f"{part.name} [{part.scale}]" + (f" {dict(part.changes)}" if part.changes else "")
+    rows = (f"--rows {shlex.quote(pattern)}" for pattern in part.chosen)
+    return " ".join(filter(None, (part.name, f"[{part.scale}]", set_line(part.changes), *rows)))
 
 
 def write_comparison(comparison: Comparison, here: str, other: str, into: Storage) -> None:

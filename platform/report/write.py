@@ -102,7 +102,10 @@ def keep_section(
 
 
 def _kept_section(request: Request, into: Storage, snapshot: Snapshot) -> tuple[FilledTable, bool] | None:
-    """Return a table as it was kept, and whether it was complete, if neither its inputs nor the code have changed."""
+    """Return a table as it was kept, and whether it was complete, if neither its inputs nor the code have changed.
+
+    Nothing is returned where one of its files was removed.
+    """
     path = f"{request_slug(request)}.json"
     if not into.exists(path):
         return None
@@ -113,9 +116,17 @@ def _kept_section(request: Request, into: Storage, snapshot: Snapshot) -> tuple[
             snapshot.stamp(where) == stamp and None not in (stamp or ())  # without a time, a file may be another one
             for where, stamp in kept["inputs"].items()
         )
-        return (FilledTable.of_json(kept["table"]), kept["complete"]) if same else None
+        part = FilledTable.of_json(kept["table"])
+        same = same and {f"{slug_of(part)}.{kind}" for kind in _kinds(part)} <= {*into.list()}
+        return (part, kept["complete"]) if same else None
     except (ValueError, KeyError, TypeError, AttributeError):  # half a file, or one of before: fill it again
         return None
+
+
+def _kinds(part: FilledTable) -> list[str]:
+    """Return the suffixes of the files that are kept of a table or figure, beside its JSON."""
+    pictures = ["png", "svg", "dark.png"] if part.drawn else []
+    return [*(pictures if part.figure else ["tex"]), *(["csv"] if part.filled else [])]
 
 
 def complete(

@@ -304,6 +304,10 @@ def test_a_figure_is_drawn_and_its_numbers_are_beside_it(filled):
     assert 'alt="' in page and "data:image/png" not in page
     one = write_report(storage, storage / "one", single=True).read("index.html").decode()
     assert base64.b64encode(into.read("line-figure1-quick.png")).decode() in one and "retable({" in one
+    gone = ["line-figure1-quick.png", "line-figure1-quick.svg", "line-table1-smoke.csv", "line-table1-smoke.tex"]
+    for name in gone:
+        into.remove(name)
+    assert {*gone} <= {*write_report(storage).list()}, "a picture that was removed broke the report off"
 
 
 def test_text_from_outside_cannot_become_markup(filled):
@@ -325,6 +329,9 @@ def test_what_changed_between_two_reports_is_exactly_that(filled):
     assert (change.row, change.column) == ("fast", part.columns[0].header) and change.difference == pytest.approx(-1)
     assert change.beyond_spread and found.same == sum(row.cells[0].mean is not None for row in part.rows) - 1
     assert [(turn.before, turn.after) for turn in found.turns] == [("holds", part.claims[0].status)]
+    assert change.table == "line/table1 [smoke]"
+    chosen = [replace(p, changes={"seed": [0]}, chosen=("f*",)) for p in (part, replace(part, rows=tuple(moved)))]
+    assert changes(*([p] for p in chosen)).changes[0].table == "line/table1 [smoke] --set 'seed=[0]' --rows 'f*'"
     assert not changes(report_tables(storage), report_tables(storage / "report")).changes
     write_comparison(found, "here", "<there>", storage / "report")
     page = storage.read("report/compare.html").decode()
@@ -557,7 +564,7 @@ def test_a_run_is_known_by_the_row_that_it_fills(filled):
         other = replace(part, scale=scale, rows=rows)
         storage.write_json(f"tables/line-table1-{scale}.json", {"table": part.name, "scale": scale, "set": {}})
         storage.write_json(f"report/line-table1-{scale}.json", {"table": other.as_json()})
-    with pytest.raises(UserError, match=r"run 5{16}, which filled it, is gone; `retable reproduce line/table1`"):
+    with pytest.raises(UserError, match=r"run 5{16}, which filled it, is gone; `retable train line .*` makes it"):
         find_run(storage, "line/table1/all")  # it was shown as a damaged one
     storage.write_json(f"runs/line/{'5' * 16}/config.json", {})
     assert find_run(storage, "line/table1/all").fingerprint == "5" * 16
