@@ -10,7 +10,7 @@ SITE = build/site-env
 MKDOCS ?= $(SITE)/bin/mkdocs
 
 .DEFAULT_GOAL := $(READY)
-.PHONY: reproduce serve check test test-all docs docs-check bench lint audit clean
+.PHONY: reproduce serve lint check test quick test-all docs docs-check bench audit clean
 
 # TORCH=cpu takes PyTorch's wheels for CPUs, of the lock's versions, and none of NVIDIA's packages.
 TORCH ?= gpu
@@ -54,8 +54,12 @@ check: $(READY)
 	$(BIN)/dmypy run -- --num-workers 0
 	tests=$$($(BIN)/python -m tests.changed $(BASE)) && { test -z "$$tests" || $(BIN)/python -m pytest -q -m "not slow" $$tests; }
 
+# Style and types beside the tests, which wait a quarter of their time for servers and for Ray.
+test:
+	$(MAKE) --no-print-directory -j2 lint quick
+
 # Tests of the tasks' tools, which serve no table, run where their task or the platform differs from `main`; on `main` all run.
-test: lint
+quick: $(READY)
 	$(BIN)/python -m pytest -m "not slow" --tools changed
 
 test-all: lint
