@@ -396,7 +396,8 @@ def describe(changes: Mapping[str, object]) -> str:
 def changes_of(wanted: Mapping[str, object] | Sequence[str] | None) -> dict[str, object]:
     """Return changes as they are written in Python, `{"seed": 1}`, or as on the command line, `["seed=1"]`.
 
-    NumPy's scalars and arrays, and one-element tensors, become plain values.
+    NumPy's scalars and arrays, and one-element tensors, become plain values; tuples and ranges become lists, which are
+    several values of a replicate axis.
 
     Raises:
         UserError: where they are neither.
@@ -406,7 +407,8 @@ def changes_of(wanted: Mapping[str, object] | Sequence[str] | None) -> dict[str,
     if isinstance(wanted, str):
         wanted = [wanted]
     if isinstance(wanted, Mapping) and all(isinstance(path, str) for path in wanted):
-        return {path: plain_value(value) for path, value in wanted.items()}
+        plain = {path: plain_value(value) for path, value in wanted.items()}
+        return {path: list(value) if isinstance(value, (tuple, range)) else value for path, value in plain.items()}
     if isinstance(wanted, Sequence) and all(isinstance(assignment, str) for assignment in wanted):
         return parse_set(list(wanted), "set")
     raise UserError(f'set={wanted!r}: write it as {{"seed": 1}} or as ["seed=1"]')

@@ -318,6 +318,8 @@ def run_sweep(
     if name and not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"name {name!r}: cannot name a sweep's files; use letters, digits, '-', '_' and '.'")
     chosen = find_space(space) if isinstance(space, str) else space
+    if not isinstance(chosen, Space):
+        raise UserError(f"space={space!r}: name a search space, or make one by retable.Space")
     chosen = replace(chosen, samples=samples) if samples is not None else chosen
     sweep = Sweep(
         name=name or (space if isinstance(space, str) else space.task),

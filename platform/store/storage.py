@@ -89,10 +89,12 @@ class Storage:
         What is open already is given back.
 
         Raises:
-            UserError: if nothing on this machine understands the URI, or its host does not answer.
+            UserError: if it is no place, nothing on this machine understands the URI, or its host does not answer.
         """
         if isinstance(where, Storage):
             return where
+        if not isinstance(where, (str, os.PathLike)):
+            raise UserError(f"storage={where!r}: name a folder, or a URI such as s3://bucket/path")
         where = str(where)
         if not where.strip() or not where.isprintable():
             raise UserError(

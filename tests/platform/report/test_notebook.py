@@ -95,6 +95,7 @@ def test_one_text_is_one_change_and_lists_of_numpy_become_plain():
     assert changes_of("seed=3") == {"seed": 3} and changes_of(None) == {}
     assert changes_of({"a": [np.int8(1), (np.float64(2.0),)]}) == {"a": [1, (2.0,)]}
     assert changes_of({"a": np.arange(2)}) == {"a": [0, 1]}
+    assert changes_of({"a": range(2), "b": (0, 1)}) == {"a": [0, 1], "b": [0, 1]}, "values of an axis"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,8 @@ def test_one_text_is_one_change_and_lists_of_numpy_become_plain():
         (lambda s: retable.plan("line/table1", set={"rate": np.nan}, storage=s), "rate: nan is not a finite number"),
         (lambda s: retable.plan(["line/table1"], storage=s), "['line/table1'] names no table"),
         (lambda s: retable.plan("line/table1", scale=None, storage=s), "no scale None"),
+        (lambda s: retable.plan("line/table1", storage=None), "storage=None: name a folder"),  # not `./None`
+        (lambda s: retable.sweep(3, storage=s), "space=3: name a search space"),
         (lambda s: retable.load("zz", s), "name it by its first digits"),
         (lambda s: retable.load(123, s), "no run begins with '123'"),
         (lambda s: retable.report(s), "no tables have been reproduced here"),
