@@ -264,7 +264,8 @@ class RunFolder:
         result = self.result()
         digest = (result or {}).get("weights", {}).get(str(epoch))
         if digest is None:
-            raise UserError(f"{self.folder}: the weights of epoch {epoch} were not kept; train the run again")
+            remedy = f"train the run again with --keep {epoch}"  # else it is there, and nothing is trained
+            raise UserError(f"{self.folder}: the weights of epoch {epoch} were not kept; {remedy}")
         if self.lacks(epoch):
             raise UserError(f"{self.folder}: it came in a bundle without the weights of epoch {epoch}; {self._again}")
         return load(self._verified(weights_path(epoch), digest))

@@ -188,7 +188,7 @@ def test_weights_that_were_kept_come_back_and_are_verified(folder):
     assert "epoch 2 were not kept" in refused(lambda: folder.weights(2))  # no result yet
     folder.folder.write_json("result.json", {"data": "", "metrics": {}, "weights": {"2": digest}})
     assert torch.equal(folder.weights(2)["w"], state()["weights"]["w"])
-    assert "epoch 1 were not kept; train the run again" in refused(lambda: folder.weights(1))
+    assert "epoch 1 were not kept; train the run again with --keep 1" in refused(lambda: folder.weights(1))
     for how in ("one bit", "missing"):
         damage(path, how)
         assert refused(lambda: folder.weights(2)).startswith(f"{path} is damaged or missing; remove {folder.folder}")
