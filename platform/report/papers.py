@@ -187,8 +187,8 @@ def _line(paper: Paper, shipped: Sequence[FilledTable]) -> Line:
     numbers = {"published": "–"}
     for field, parts in (("small", shipped), ("here", own)):
         for part in parts:
-            if part.key_number == key and key.row in {row.label for row in part.rows}:
-                form = next(column.format for column in part.columns if column.header == key.column)
+            form = next((column.format for column in part.columns if column.header == key.column), None)
+            if part.key_number == key and key.row in {row.label for row in part.rows} and form is not None:
                 cell = part.cell(key.row, key.column)
                 numbers |= {field: forms.measured(cell, form), "published": forms.number(cell.published, form)}
     return Line(paper.name, filled, key.about, **numbers)

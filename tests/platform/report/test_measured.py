@@ -112,6 +112,9 @@ def test_the_summary_has_a_line_a_paper_with_its_key_number(both):
     assert line.here.startswith(mean), "what a user unpacked is here"
     assert [text.partition(":")[0] for text in verdict_lines([keyed, shipped])] == ["of the papers"]
     assert verdict_lines([replace(own, scale="smoke")]) == []
+    misspelt = replace(key, column="RMSe")
+    (line,) = summary_lines([replace(own, key_number=misspelt)])
+    assert line.here == "–"
 
 
 def test_an_unpacking_that_was_interrupted_goes_on(both, monkeypatch):
