@@ -214,7 +214,7 @@ def test_it_does_what_it_says(line, request):
     text = "\n".join(shown)
     assert status in ((0, 130) if words[3:4] == ["serve"] else (0,)), text[-3000:]
     assert "Traceback" not in text, text[-3000:]
-    if found := re.search(r'"id": "([\w-]+)", "state"', text):
+    if found := re.search(r'"id": ?"([\w-]+)", ?"state"', text):
         done["id"] = found[1]
     if line.text.startswith("retable"):
         newest.cache_clear()
