@@ -237,10 +237,10 @@ def _plain(text: str) -> str:
 
 # LaTeX -----------------------------------------------------------------------------------------------------------
 
-_GREEK = "αβγδεηθκλμνπρστφχψωΓΔΘΛΠΣΦΨΩ"
+_GREEK = "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΥΦΨΩ"
 _GREEK_NAMES = (
-    "alpha beta gamma delta epsilon eta theta kappa lambda mu nu pi rho sigma tau phi chi psi omega "
-    "Gamma Delta Theta Lambda Pi Sigma Phi Psi Omega"
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi "
+    "psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
 )
 _LATEX: Mapping[int, str] = str.maketrans(
     {
